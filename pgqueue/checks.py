@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pgqueue.errors import OptionError
+from pgqueue.errors import ArgumentsError, OptionError
 
 Check = Callable[[Any], str | None]
 """Takes a value and returns the end of a message, what to give instead; None for a right value."""
@@ -17,6 +17,8 @@ LAST_RUN_AT = datetime(9999, 12, 31, tzinfo=UTC)
 AT_ONCE = timedelta(0)
 SHORTEST_SPAN = timedelta(microseconds=1)
 LONGEST_DELAY = timedelta(days=36_525)
+BIGINT = 2**63
+"""The ids of jobs and batches are smaller, because their type in PostgreSQL is bigint."""
 LONGEST_SHOWN = 60
 """Characters of a name in an error."""
 
@@ -153,3 +155,14 @@ def _is_text(value: Any) -> bool:
 def _are_all(values: Any, is_right: Callable[[Any], Any]) -> bool:
     is_list = isinstance(values, list | tuple | set | frozenset)
     return is_list and all(is_right(each) for each in values)
+
+
+def checked_id(id: Any, of: str = "job") -> int:
+    """Return the id of a job or a batch, or raise ArgumentsError."""
+    if type(id) is not int:
+        raise ArgumentsError(
+            f"a {of}'s id is needed here, not {type(id).__name__}: give {of}.id, a whole number"
+        )
+    if not -BIGINT <= id < BIGINT:
+        raise ArgumentsError(f"{id} is too large for a {of}'s id: give {of}.id")
+    return id

@@ -1,9 +1,9 @@
 """``PgQueue``, the object that an application holds: its tasks, its database and its operations."""
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import datetime, timedelta
+from datetime import timedelta
 from inspect import isasyncgenfunction, isgeneratorfunction
 from itertools import chain
 from typing import (
@@ -17,7 +17,6 @@ from typing import (
     Unpack,
     overload,
 )
-from uuid import UUID
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, create_engine, make_url
@@ -28,40 +27,27 @@ from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch
 from pgqueue.checks import (
     check_application,
-    check_known_task_name,
     check_queue_name,
     check_whole,
+    checked_id,
     shown,
 )
 from pgqueue.claims import OpenClaim
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import autocommitting, in_savepoint
-from pgqueue.database.callers import executor, in_transaction, may_notify, translated_errors
 from pgqueue.database.handlers import session_in_savepoint
 from pgqueue.database.opening import DRIVER, connection_parameters, worker_engine_for_now
 from pgqueue.errors import ArgumentsError, NotBound, OptionError, TaskDefinitionError, UnknownTask
 from pgqueue.events import AttemptCallback
 from pgqueue.middleware import Middleware, as_context_manager, layers_of
-from pgqueue.models import DEFAULT_QUEUE, JobStatus
+from pgqueue.models import DEFAULT_QUEUE
+from pgqueue.operations import Operations
 from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
-from pgqueue.repository.admit import Admissions, LimitState
-from pgqueue.repository.batches import Batches, BatchState
-from pgqueue.repository.cancel import Cancels
-from pgqueue.repository.health import Health, StatusCount
-from pgqueue.repository.invariants import Violation
-from pgqueue.repository.job_state import JobState, JobStates
-from pgqueue.repository.jobs import Change, Jobs
-from pgqueue.repository.listing import UNFINISHED, JobConditions, JobFilter
-from pgqueue.repository.workers import Workers
 from pgqueue.rules.limits import (
     Limit,
-    Limited,
     by_name,
-    check_capacity,
-    checked_key,
-    key_of,
     limits_of_queues,
 )
 from pgqueue.rules.retention import DEFAULT_KEEP, Keep, Retention, keep_of
@@ -76,9 +62,6 @@ from pgqueue.schedules import (
 from pgqueue.tasks import Task
 from pgqueue.tasks.address import address_of, default_name
 from pgqueue.tasks.decorator import TaskDecorator
-from pgqueue.tasks.editing import Changes
-from pgqueue.tasks.editing import change as change_job
-from pgqueue.tasks.editing import requeue as requeue_changed
 from pgqueue.tasks.task import MetaSource
 
 if TYPE_CHECKING:
@@ -92,10 +75,6 @@ S = TypeVar("S", bound=MetaSource)
 T = TypeVar("T", bound=Task[..., Any])
 
 _queues: WeakSet["PgQueue"] = WeakSet()
-
-BIGINT = 2**63
-"""The ids of jobs and batches are smaller, because their type in PostgreSQL is bigint."""
-MOST_BATCHES = 1_000_000
 
 Bind = Union[str, Engine, Connection, "AsyncConnection", sessionmaker[Any]]
 
@@ -111,7 +90,7 @@ class QueueOptions(TypedDict, total=False):
     queue_limits: Mapping[str, Limit | Sequence[Limit]] | None
 
 
-class PgQueue:
+class PgQueue(Operations):
     """The tasks of an application, and the database that stores their jobs.
 
     ``bind``: URL, Engine, sessionmaker, or in a test a Connection.  Omit it to call :meth:`bind`
@@ -223,18 +202,6 @@ class PgQueue:
         """The rules by which the workers of this application delete ended jobs."""
         tasks = {name: task.settings.keep for name, task in self.tasks.items()}
         return Retention(self._keep, self._queue_keep, tasks, self.application)
-
-    @property
-    def limited(self) -> Limited:
-        """The limits of this application.  Raises TaskDefinitionError if two limits have the same
-        name and differ."""
-        own = {name: task.own_limits for name, task in self.tasks.items()}
-        of_tasks = [limit for limits in own.values() for limit in limits]
-        return Limited(
-            by_name([*of_tasks, *chain.from_iterable(self.queue_limits.values())]),
-            frozenset(name for name, limits in own.items() if limits),
-            frozenset(self.queue_limits),
-        )
 
     def autocommitting(self) -> AbstractContextManager[Connection]:
         """A connection of :attr:`engine`, on which each statement is its own transaction.
@@ -525,296 +492,7 @@ class PgQueue:
         The batch does not end before the transaction of ``session`` ends.  The entry of the block
         raises BatchEnded if the batch has ended, and BatchNotFound.
         """
-        return ExtendedBatch(session, _checked_id(batch_id, "batch"))
-
-    @translated_errors()
-    def job_state(
-        self, session: "Session | Connection | scoped_session[Any]", job_id: int
-    ) -> JobState:
-        """Return the state of a job by one statement, without loading a :class:`Job`.
-
-        For pages that ask often whether a job has ended.  Raises JobNotFound.
-        """
-        return JobStates(executor(session)).of(_checked_id(job_id))
-
-    @translated_errors()
-    def get_batch(
-        self, session: "Session | Connection | scoped_session[Any]", batch_id: int
-    ) -> BatchState:
-        """Return a batch with its progress.  Reads all of its jobs until it has ended.
-
-        Raises BatchNotFound.
-        """
-        return Batches(executor(session)).state(_checked_id(batch_id, "batch"))
-
-    @translated_errors()
-    def progress_of(
-        self, session: "Session | Connection | scoped_session[Any]", batch_id: int
-    ) -> BatchState:
-        """Return a batch as a worker has last counted it: one row, however many jobs it has.
-
-        While jobs of the batch end, a worker counts every second, or more rarely if a count takes
-        longer than 20 ms: counts take at most a fiftieth of the time.  While nothing changes, it
-        counts once a minute.  :meth:`get_batch` counts exactly.  Raises BatchNotFound.
-        """
-        return Batches(executor(session)).progress(_checked_id(batch_id, "batch"))
-
-    @translated_errors()
-    def batches(
-        self, session: "Session | Connection | scoped_session[Any]", limit: int = 100
-    ) -> list[BatchState]:
-        """Return the newest batches with their progress, at most ``limit``."""
-        check_whole("batches: ", "limit", limit, 0, MOST_BATCHES)
-        return Batches(executor(session)).states(limit)
-
-    @translated_errors()
-    def cancel(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
-        """Cancel a job in the caller's transaction; returns what the call has done.
-
-        A waiting job ends as cancelled.  A running job is asked to stop
-        (:meth:`JobContext.is_cancelled`) and ends as cancelled however its handler ends; the
-        writes of a transactional handler then roll back.  A job that has ended stays as it is.
-        Raises JobNotFound.
-        """
-        job_id = _checked_id(job_id)
-        return Jobs(in_transaction(session, f"cancel of job {job_id}")).cancel(job_id)
-
-    @translated_errors()
-    def cancel_where(
-        self,
-        session: "Session | Connection | scoped_session[Any]",
-        *,
-        status: JobStatus | str | Collection[JobStatus | str] = UNFINISHED,
-        **conditions: Unpack[JobConditions],
-    ) -> dict[Change, int]:
-        """Cancel all jobs that match, in the caller's transaction; returns how many, by the result.
-
-        - ``status``: one or several of pending, blocked and running; all three by default.
-        - ``task``, ``queue``, ``tag``: by name; ``batch``: by the id of a batch.
-        - ``limit_key``: a key under which the jobs count, as in ``Job.limit_keys``.
-        - ``unique_key``: as in ``Job.unique_key``; two queues may each have a job with it.
-
-        At least one condition besides ``status`` is needed, and all must hold.  Jobs that wait end
-        first, the newest before the others, by one statement for each thousand.  Then each job
-        that a worker has claimed is asked to stop, as :meth:`cancel` does.  The rows of the jobs
-        stay locked until the transaction ends, so commit soon.
-
-        Raises OptionError without a condition, for a condition that is no text, and for a status of
-        jobs that have ended; ArgumentsError for a batch that is no id.
-        """
-        statuses = [status] if isinstance(status, str) else list(status)
-        if wrong := [one for one in statuses if one not in UNFINISHED]:
-            raise OptionError(
-                f"cancel_where: status {wrong[0]!r} is none of {', '.join(UNFINISHED)}: jobs that "
-                "have ended cannot be cancelled"
-            )
-        if not any(value is not None for value in conditions.values()):
-            raise OptionError("cancel_where: which jobs? give a task, a queue, a batch or the like")
-        for name, value in conditions.items():
-            if name == "batch" and value is not None:
-                _checked_id(value, "batch")
-            elif value is not None and (not isinstance(value, str) or "\0" in value):
-                raise OptionError(f"cancel_where: {name} is {shown(value)}; give a text")
-        which = JobFilter(frozenset(map(JobStatus, statuses)), **conditions)
-        return dict(Cancels(in_transaction(session, "cancel of several jobs")).all_of(which))
-
-    @translated_errors()
-    def cancel_batch(
-        self, session: "Session | Connection | scoped_session[Any]", batch_id: int
-    ) -> dict[Change, int]:
-        """Cancel the jobs of a batch that have not ended, as :meth:`cancel_where` does."""
-        return self.cancel_where(session, batch=_checked_id(batch_id, "batch"))
-
-    @translated_errors()
-    def requeue(
-        self,
-        session: "Session | Connection | scoped_session[Any]",
-        job_id: int,
-        *,
-        args: Mapping[str, Any] | None = None,
-    ) -> Change:
-        """Put a failed or cancelled job back, with all its attempts available again.
-
-        ``args``: arguments to change first, as :meth:`change` does.  The records of past attempts
-        stay, but not the arguments that these attempts had.  Any other job stays as it is.  So does
-        a job that was cancelled while a worker was about to start it, as long as the worker holds
-        the job.
-        Raises JobNotFound, and DuplicateJob when another unfinished job holds the unique key; with
-        ``args``, also what :meth:`change` raises.
-        """
-        job_id = _checked_id(job_id)
-        changes = None if args is None else Changes(args=args)
-        connection = in_transaction(session, f"requeue of job {job_id}")
-        notify = self.notify and may_notify(connection)
-        return requeue_changed(Jobs(connection), job_id, changes, self.find, notify=notify)
-
-    @translated_errors()
-    def change(
-        self,
-        session: "Session | Connection | scoped_session[Any]",
-        job_id: int,
-        *,
-        priority: int | None = None,
-        delay: timedelta | None = None,
-        run_at: datetime | None = None,
-        args: Mapping[str, Any] | None = None,
-    ) -> Change:
-        """Change a job that waits: its priority, its time, or some of its arguments.
-
-        ``delay`` counts from now, and a ``run_at`` in the past means now.  ``args`` has the
-        arguments to change by name; the others stay.  All are checked as by an enqueue.  A unique
-        key that was made of the arguments changes with them.  An argument by which the job counts
-        in a limit cannot change.  A job that waits for its retry keeps its count of attempts.
-
-        A running or ended job stays as it is, and so does one that already has these values.
-
-        Raises JobNotFound, OptionError, ArgumentsError, PayloadError, UnknownTask if this
-        application does not have the task whose arguments change, and DuplicateJob if another
-        unfinished job has the new unique key.
-        """
-        job_id = _checked_id(job_id)
-        changes = Changes(priority=priority, delay=delay, run_at=run_at, args=args)
-        connection = in_transaction(session, f"change of job {job_id}")
-        notify = self.notify and may_notify(connection)
-        return change_job(Jobs(connection), job_id, changes, self.find, notify=notify)
-
-    @translated_errors()
-    def run_now(self, session: "Session | Connection | scoped_session[Any]", job_id: int) -> Change:
-        """Make a waiting job due now, whether it was delayed, snoozed or waits for its retry.
-
-        Uses up no attempt.  A job that is due, running or ended stays as it is.  Raises
-        JobNotFound.
-        """
-        job_id = _checked_id(job_id)
-        connection = in_transaction(session, f"run_now of job {job_id}")
-        notify = self.notify and may_notify(connection)
-        return Jobs(connection).run_now(job_id, notify=notify)
-
-    @translated_errors()
-    def pause(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
-        """Make all workers skip a queue, within two seconds; enqueuing continues."""
-        check_queue_name(queue)
-        Jobs(executor(session)).pause(queue)
-
-    @translated_errors()
-    def resume(self, session: "Session | Connection | scoped_session[Any]", queue: str) -> None:
-        """Undo :meth:`pause`."""
-        check_queue_name(queue)
-        Jobs(executor(session)).resume(queue)
-
-    @translated_errors()
-    def pause_task(self, session: "Session | Connection | scoped_session[Any]", task: str) -> None:
-        """Make all workers skip the jobs of a task, within two seconds; enqueuing continues.
-
-        ``task``: its name, as in ``task.name``.  Its schedules continue to enqueue.  Raises
-        OptionError if the text cannot be the name of a task.  A task that this application does not
-        have can be paused too.
-        """
-        check_known_task_name(task)
-        Jobs(executor(session)).pause_task(task)
-
-    @translated_errors()
-    def resume_task(self, session: "Session | Connection | scoped_session[Any]", task: str) -> None:
-        """Undo :meth:`pause_task`."""
-        check_known_task_name(task)
-        Jobs(executor(session)).resume_task(task)
-
-    @translated_errors()
-    def pause_key(
-        self, session: "Session | Connection | scoped_session[Any]", limit: str, key: Any
-    ) -> str:
-        """Admit no more jobs of one value of an argument; enqueuing continues.
-
-        ``limit``: the name of a limit by the argument, or of ``fair_by``, as in :meth:`limits`.
-        ``key``: the value, or a tuple of several.  Jobs that have been admitted go on.  Calls
-        :meth:`set_limit` with the capacity 0, and returns and raises the same.
-        """
-        return self.set_limit(session, limit, 0, key=(None,) if key is None else key)
-
-    @translated_errors()
-    def resume_key(
-        self, session: "Session | Connection | scoped_session[Any]", limit: str, key: Any
-    ) -> str:
-        """Undo :meth:`pause_key`: the key has the capacity of the other keys again."""
-        return self.set_limit(session, limit, None, key=(None,) if key is None else key)
-
-    @translated_errors()
-    def quiet(self, session: "Session | Connection | scoped_session[Any]", worker_id: UUID) -> bool:
-        """Make a worker claim no more jobs, within a second; it ends the jobs that it has claimed.
-
-        The worker does not exit until it is stopped, because a service manager would restart a
-        worker that exits by itself.  This call cannot be undone.  Commit at once: until then, the
-        worker's heartbeat waits.  Returns False if no live worker has this id
-        (:class:`WorkerProcess`).
-        """
-        if not isinstance(worker_id, UUID):
-            raise ArgumentsError(
-                f"a worker's id is needed here, a UUID, not {type(worker_id).__name__}"
-            )
-        return Workers(executor(session)).make_quiet(worker_id)
-
-    @translated_errors()
-    def set_limit(
-        self,
-        session: "Session | Connection | scoped_session[Any]",
-        name: str,
-        capacity: int | None,
-        *,
-        key: Any = None,
-    ) -> str:
-        """Set the capacity of a limit: how many jobs run at once, or start in the period of a rate.
-
-        None returns to the capacity in the code.  All workers use the new capacity from their next
-        admission on.  ``key``: set the capacity of this key only; give the value of the limit's
-        argument, or a tuple of several.  Without it, the capacity is that of all keys that have no
-        capacity of their own.  Jobs that have been admitted go on; with 0, no more are admitted.
-
-        Returns the name under which :meth:`limits` shows the capacity.  Raises OptionError for a
-        capacity that is not a whole number from 0, for more than 1 in a strict limit, and for a key
-        that the limit cannot have.  Raises it too for a limit that neither this application nor a
-        worker has declared.
-        """
-        where = f"limit {shown(name)}: "
-        if capacity is not None:
-            check_capacity(where, capacity)
-        admissions, own = Admissions(executor(session)), self.limited.limits
-        if name in own and name not in admissions.rules():
-            admissions.declare_new([own[name]])
-        rule = admissions.rules().get(name)
-        if rule is None:
-            known = ", ".join(sorted(admissions.rules().keys() | own.keys())) or "none"
-            raise OptionError(f"{where}there is no such limit; known are {known}")
-        if rule.is_strict and (capacity or 0) > 1:
-            raise OptionError(f"{where}its order is strict, and the capacity {capacity}; give 1")
-        if key is None:
-            admissions.set_capacity(name, capacity)
-            return name
-        values = checked_key(where, own.get(name), key)
-        is_secret = any(task.has_secret_key(name) for task in self.tasks.values())
-        of_key = key_of(name, values, is_secret=is_secret)
-        admissions.set_capacity_of_key(name, of_key, capacity)
-        return of_key
-
-    @translated_errors()
-    def limits(self, session: "Session | Connection | scoped_session[Any]") -> list[LimitState]:
-        """Return the limits that workers have declared, with the number of held places and of jobs
-        that wait.  Reads all of these jobs."""
-        return Admissions(executor(session)).all()
-
-    @translated_errors()
-    def check(self, session: "Session | Connection | scoped_session[Any]") -> list[Violation]:
-        """Return every row that breaks an invariant; empty if there is none.  Reads all jobs."""
-        return Jobs(executor(session)).violations()
-
-    @translated_errors()
-    def counts(self, session: "Session | Connection | scoped_session[Any]") -> list[StatusCount]:
-        """Return the number of jobs by queue and status.
-
-        Each status is counted in the table that has its jobs; only the succeeded ones are counted
-        in ``jobs``, which reads all of it.  A job that stands in no table, which :meth:`check`
-        reports, is not counted.
-        """
-        return Health(executor(session)).counts(succeeded=True)
+        return ExtendedBatch(session, checked_id(batch_id, "batch"))
 
     def __repr__(self) -> str:
         """Name the database without its password."""
@@ -922,13 +600,3 @@ def _checked_limits(limits: Mapping[str, Limit | Sequence[Limit]]) -> dict[str, 
     for queue in limits if isinstance(limits, Mapping) else ():
         check_queue_name(queue, "PgQueue: queue_limits: ")
     return limits_of_queues(limits)
-
-
-def _checked_id(id: Any, of: str = "job") -> int:
-    if type(id) is not int:
-        raise ArgumentsError(
-            f"a {of}'s id is needed here, not {type(id).__name__}: give {of}.id, a whole number"
-        )
-    if not -BIGINT <= id < BIGINT:
-        raise ArgumentsError(f"{id} is too large for a {of}'s id: give {of}.id")
-    return id
