@@ -5,6 +5,7 @@ Each call works in the caller's transaction: its changes take effect with the ca
 
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain
 from typing import Any, Unpack
 from uuid import UUID
@@ -95,16 +96,29 @@ class Operations:
         return Batches(executor(session)).states(limit)
 
     @translated_errors()
-    def cancel(self, session: Session | Connection | scoped_session[Any], job_id: int) -> Change:
+    def cancel(
+        self,
+        session: Session | Connection | scoped_session[Any],
+        job_id: int,
+        *,
+        kill: bool = False,
+    ) -> Change:
         """Cancel a job in the caller's transaction; returns what the call has done.
 
         A waiting job ends as cancelled.  A running job is asked to stop
         (:meth:`JobContext.is_cancelled`) and ends as cancelled however its handler ends; the
         writes of a transactional handler then roll back.  A job that has ended stays as it is.
-        Raises JobNotFound.
+
+        ``kill``: end the child process of a running job (``executor="process"``) by SIGKILL, with
+        the processes that its handler has started, within a second after the commit.  Also for a
+        job that was asked to stop before.  A worker of an older version only asks the handler.
+
+        Raises JobNotFound; with ``kill``, for a running job, also OptionError if its handler runs
+        in the worker's own process, and UnknownTask if this application does not have its task.
         """
         job_id = checked_id(job_id)
-        return Jobs(in_transaction(session, f"cancel of job {job_id}")).cancel(job_id)
+        jobs = Jobs(in_transaction(session, f"cancel of job {job_id}"))
+        return jobs.cancel(job_id, check_kill=partial(self._check_kill, job_id) if kill else None)
 
     @translated_errors()
     def cancel_where(
@@ -342,3 +356,11 @@ class Operations:
         reports, is not counted.
         """
         return Health(executor(session)).counts(succeeded=True)
+
+    def _check_kill(self, job_id: int, task: str) -> None:
+        if not self.find(task).in_process:
+            raise OptionError(
+                f"job {job_id} of task {task} runs in the process of its worker, which cannot "
+                "be killed; nothing was changed. Cancel it without kill, and let its handler ask "
+                "ctx.is_cancelled(); or give the task executor='process'"
+            )

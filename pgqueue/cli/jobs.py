@@ -251,6 +251,7 @@ def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
         "due": row["run_at"],
         "started": row["started_at"],
         "cancel asked": row["cancel_requested_at"],
+        "kill asked": row["kill_requested_at"],
         "finished": row["finished_at"],
     }
     yield from ((name, local(time)) for name, time in times.items() if time is not None)

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -32,6 +33,7 @@ from pgqueue.errors import (
     ArgumentsError,
     DuplicateJob,
     JobNotFound,
+    OptionError,
     PayloadError,
     ScheduleNotFound,
     UnknownTask,
@@ -50,7 +52,7 @@ SHOWN = 20
 NOT_FOUND = "not_found"
 KEY_TAKEN = "key_taken"
 REFUSED = "refused"
-"""The new arguments of the job are wrong."""
+"""The new arguments of the job are wrong, or its handler cannot be killed."""
 
 Act = Callable[[PgQueue, Session, int], Change]
 
@@ -106,7 +108,14 @@ JOB_VERBS = (
         "Cancel jobs: a waiting job ends at once, a running job is asked to stop."
         "  Jobs that have ended stay as they are.",
         ("4711 4712", "--status pending --queue mail"),
-        act=lambda: PgQueue.cancel,
+        act=lambda kill: partial(PgQueue.cancel, kill=kill),
+        options=(
+            click.option(
+                "--kill",
+                is_flag=True,
+                help="Kill the child processes of running jobs; needs --app.",
+            ),
+        ),
         statuses=("pending", "running"),
     ),
     Verb(
@@ -284,7 +293,7 @@ def _change_batch(queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int]) 
             except DuplicateJob as error:
                 holder = f"job {error.holder}" if error.holder else "another unfinished job"
                 word, reason = KEY_TAKEN, f"{holder} of its queue has its unique key"
-            except (ArgumentsError, PayloadError, UnknownTask) as error:
+            except (ArgumentsError, OptionError, PayloadError, UnknownTask) as error:
                 word, reason = REFUSED, one_line(error)
             results.append(Result(job_id, word, reason))
         session.commit()

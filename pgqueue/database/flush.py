@@ -39,7 +39,7 @@ def loaded_job(id: int, run_at: datetime, created_at: datetime, **values: Any) -
 
 _AS_NEW: dict[str, Any] = {
     **dict.fromkeys(("outcome", "result", "last_error", "tags", "meta", "progress")),
-    **dict.fromkeys(("started_at", "finished_at", "cancel_requested_at")),
+    **dict.fromkeys(("started_at", "finished_at", "cancel_requested_at", "kill_requested_at")),
     "attempts": 0,
     "snoozes": 0,
     "interruptions": 0,
@@ -75,7 +75,10 @@ def placed_job(session: Session, placed: Placed) -> Job | None:
 
 
 READ_BY_ENQUEUERS = (Job.id, Job.queue, Job.task, Job.priority, Job.max_attempts)
-TIMES = ("run_at", "created_at", "started_at", "finished_at", "cancel_requested_at")
+TIMES = (
+    *("run_at", "created_at", "started_at", "finished_at"),
+    *("cancel_requested_at", "kill_requested_at"),
+)
 
 
 def _load(

@@ -118,6 +118,17 @@ class RunningAttempt:
         if self.is_lost:
             child.kill(AttemptEnd.INTERRUPTED)
 
+    def leave_child(self) -> None:
+        """Forget the child process, which may run another attempt from now on."""
+        with self.leaving:
+            self.child = None
+
+    def kill(self) -> None:
+        """Kill the child process its handler runs in, if any: the job is cancelled."""
+        with self.leaving:
+            if self.child is not None:
+                self.child.kill(AttemptEnd.CANCELLED)
+
     def ask_to_stop(self) -> None:
         """Tell its handler to stop, which it does if it checks ``is_cancelled()``."""
         is_news, self.cancel_requested = not self.cancel_requested, True

@@ -79,6 +79,8 @@ class Job(Base):
     cancel_requested_at: Mapped[datetime | None]
     """Set by ``queue.cancel`` while an attempt runs: the job ends as cancelled, however the attempt
     ends."""
+    kill_requested_at: Mapped[datetime | None]
+    """Set by ``queue.cancel(..., kill=True)``: the child process of a running handler is killed."""
 
     status: Mapped[JobStatus] = column_property(
         status_of(id, outcome, queue, priority, run_at, limit_keys),

@@ -119,7 +119,7 @@ def delete_lease_of_ended_job() -> sa.Executable:
 
 
 @cache
-def request_cancel() -> sa.Executable:
+def request_cancel(*, kill: bool) -> sa.Executable:
     """Flag a running job.  Its worker reads the flag, and each settle of the job obeys it.
 
     Its unique key is free from then on: an enqueue makes a new job, and does not hand back one that
@@ -131,17 +131,26 @@ def request_cancel() -> sa.Executable:
         .values(
             cancel_requested_at=sa.func.coalesce(jobs.c.cancel_requested_at, clock()),
             held_unique_key=sa.null(),
+            **_kill_request(kill=kill),
         )
     )
 
 
 @cache
-def cancel_job() -> sa.Executable:
-    """End a job as cancelled that is not running."""
+def cancel_job(*, kill: bool) -> sa.Executable:
+    """End a job as cancelled that is not running.
+
+    A worker that claims it at this moment reads that it has ended, and with ``kill`` kills it.
+    """
     job = (
         sa.update(jobs)
         .where(jobs.c.id == JOB, jobs.c.outcome.is_(None))
-        .values(outcome=CANCELLED, finished_at=clock(), held_unique_key=sa.null())
+        .values(
+            outcome=CANCELLED,
+            finished_at=clock(),
+            held_unique_key=sa.null(),
+            **_kill_request(kill=kill),
+        )
         .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
         .cte("job")
     )
@@ -168,6 +177,7 @@ def requeue_job(*, notify: bool, limited: bool = False) -> sa.Executable:
             started_at=sa.null(),
             finished_at=sa.null(),
             cancel_requested_at=sa.null(),
+            kill_requested_at=sa.null(),
             held_unique_key=jobs.c.unique_key,
         )
         .returning(*(UNDER_LIMITS if limited else DISPATCHED))
@@ -260,6 +270,10 @@ def pause_task() -> sa.Executable:
 @cache
 def resume_task() -> sa.Executable:
     return sa.delete(paused_tasks).where(paused_tasks.c.task == text_parameter("paused_task"))
+
+
+def _kill_request(*, kill: bool) -> dict[str, Any]:
+    return {"kill_requested_at": clock()} if kill else {}
 
 
 def _is_dead() -> sa.ColumnElement[bool]:
@@ -427,11 +441,14 @@ class Jobs:
     def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
 
-    def cancel(self, job_id: int) -> Change:
+    def cancel(self, job_id: int, *, check_kill: Callable[[str], object] | None = None) -> Change:
         """End a waiting job as cancelled, or ask the worker of a running job to cancel it.
 
-        Locks the job's row first, and its message only if no transaction holds it.
+        ``check_kill``: also ask it to kill the handler; called with the task of a running job, to
+        raise if its handler cannot be killed.  Locks the job's row first, and its message only if
+        no transaction holds it.
         """
+        kill = check_kill is not None
         job = self._locked(job_id)
         if job.outcome is not None:
             return Change.UNCHANGED
@@ -439,9 +456,11 @@ class Jobs:
         if not waits and job.limit_keys is not None:
             waits = self._run(delete_waiting_message(), job_id).all() != []
         if not waits and job.leased:
-            self._run(request_cancel(), job_id)
+            if check_kill is not None:
+                check_kill(job.task)
+            self._run(request_cancel(kill=kill), job_id)
             return Change.CANCEL_REQUESTED
-        self._run(cancel_job(), job_id)
+        self._run(cancel_job(kill=kill), job_id)
         return Change.CANCELLED
 
     def requeue(self, job_id: int, *, notify: bool, edit: Edit | None = None) -> Change:

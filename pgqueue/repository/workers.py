@@ -166,18 +166,20 @@ def notices(*, running: bool, search: bool, ticks: bool = False) -> sa.Executabl
     """What a worker must know: what is paused, and whether there is something to rescue.
 
     ``running``: also which of these running jobs were asked to cancel, or were already cancelled
-    while they were being claimed.  ``search``: also whether dead workers have left a lease; this
-    reads all leases.  ``ticks``: also how long the next tick of a schedule is away, and whether a
-    batch may have ended.
+    while they were being claimed, and which of them to kill.  ``search``: also whether dead workers
+    have left a lease; this reads all leases.  ``ticks``: also how long the next tick of a schedule
+    is away, and whether a batch may have ended.
     """
     ids = sa.cast(sa.bindparam("job_ids"), ARRAY(sa.BigInteger))
     is_asked = sa.or_(jobs.c.cancel_requested_at.is_not(None), jobs.c.outcome.is_not(None))
     asked = sa.select(jobs.c.id).where(jobs.c.id == sa.any_(ids), is_asked)
+    killed = asked.where(jobs.c.kill_requested_at.is_not(None))
     orphans = orphaned_leases().exists()
     return sa.select(
         _names(queues.c.name, queues.c.paused_at.is_not(None)).label("paused_queues"),
         _names(paused_tasks.c.task).label("paused_tasks"),
         sa.func.array(asked.scalar_subquery()).label("cancelled") if running else sa.null(),
+        sa.func.array(killed.scalar_subquery()).label("killed") if running else sa.null(),
         sa.exists().where(died_lately()).label("has_died_lately"),
         (orphans if search else sa.null()).label("has_orphans"),
         (seconds_to_next_tick() if ticks else sa.null()).label("seconds_to_tick"),
@@ -221,6 +223,8 @@ class Notices(NamedTuple):
     paused: Paused
     cancelled: set[int]
     """Those of its running jobs that were asked to cancel."""
+    killed: set[int]
+    """Those of them whose handlers must be killed."""
     has_died_lately: bool
     """Whether workers declared dead just now may have leases to rescue."""
     has_orphans: bool | None
@@ -277,9 +281,11 @@ class Workers(Rescues):
         parameters: dict[str, Any] = {"job_ids": list(running)} if running else {}
         if has_ticks:
             parameters["tasks"] = scheduled
-        queues, tasks, cancelled, *found = self._executor.execute(statement, parameters).one()
+        queues, tasks, cancelled, killed, *found = self._executor.execute(
+            statement, parameters
+        ).one()
         paused = Paused(json.loads(queues), json.loads(tasks))
-        return Notices(paused, set(cancelled or ()), *found)
+        return Notices(paused, set(cancelled or ()), set(killed or ()), *found)
 
     def deregister(self, worker_id: UUID) -> None:
         self._executor.execute(deregister_worker(), {"worker_id": worker_id})

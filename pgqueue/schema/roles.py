@@ -80,12 +80,13 @@ DASHBOARD: Rights = {
         "SELECT": (
             "id, queue, task, priority, run_at, max_attempts, attempts, snoozes, "
             "interruptions, outcome, last_error, unique_key, held_unique_key, tags, meta, "
-            "progress, created_at, started_at, finished_at, cancel_requested_at, limit_keys"
+            "progress, created_at, started_at, finished_at, cancel_requested_at, "
+            "kill_requested_at, limit_keys"
         ),
         # The columns that cancel and requeue write, and a change of the priority.
         "UPDATE": (
             "outcome, priority, attempts, snoozes, interruptions, run_at, result, progress, "
-            "started_at, finished_at, cancel_requested_at, held_unique_key"
+            "started_at, finished_at, cancel_requested_at, kill_requested_at, held_unique_key"
         ),
     },
     "message_queue": {

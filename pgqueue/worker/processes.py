@@ -47,6 +47,7 @@ from pgqueue.handler.outcome import logger as attempts_logger
 from pgqueue.meta import read_meta
 from pgqueue.outcomes import (
     AttemptEnd,
+    Cancelled,
     Failed,
     Interrupted,
     Outcome,
@@ -120,7 +121,7 @@ class ProcessPool:
             return Released()
         attempt.begin_in(child)
         outcome = child.run(attempt)
-        attempt.child = None
+        attempt.leave_child()
         self._put_back(child)
         return outcome
 
@@ -273,6 +274,8 @@ class Child:
                 return after_timeout(attempt.task, attempt.claimed)
             case AttemptEnd.INTERRUPTED:
                 return Interrupted(attempt.task.settings.max_interruptions)
+            case AttemptEnd.CANCELLED:
+                return Cancelled("a cancel has killed the handler's process")
         reason = f"the handler's process {_reason_of(status)}"
         return after_crash(attempt.task, attempt.claimed, reason)
 

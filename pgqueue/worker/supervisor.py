@@ -252,10 +252,12 @@ class Supervisor:
     def _running_job_ids(self) -> list[int]:
         return [run.claimed.job_id for run in self._running_attempts()]
 
-    def _cancel(self, job_ids: set[int]) -> None:
+    def _cancel(self, asked: set[int], killed: set[int]) -> None:
         for run in self._running_attempts():
-            if run.claimed.job_id in job_ids:
+            if run.claimed.job_id in asked:
                 run.ask_to_stop()
+            if run.claimed.job_id in killed:
+                run.kill()
 
     def _handle_rescued(self, attempts: Sequence[Rescued]) -> None:
         self._admitter.wake()

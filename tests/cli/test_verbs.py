@@ -105,6 +105,21 @@ class TestByIds:
 
         assert said == ["1: cancel requested\n"]
 
+    def test_cancel_kill_refuses_a_job_that_runs_in_a_thread(self, queue: PgQueue) -> None:
+        said: list[dict[str, Any]] = []
+
+        @queue.task(name="own")
+        def own() -> None:
+            ended = command(queue, "cancel", "1", "--kill", "--json")
+            said.extend(json.loads(ended.stdout)["jobs"])
+
+        own.delay()
+        assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
+
+        [found] = said
+        assert found["change"] == "refused"
+        assert "cannot be killed" in found["reason"]
+
     def test_a_job_whose_key_is_taken_stays(self, queue: PgQueue, engine: Engine) -> None:
         [dead] = failed(queue)
         with engine.begin() as connection:

@@ -245,7 +245,8 @@ class TestDashboard:
 
         queue.bind(place.engine("dashboard"))
         with queue.session() as session:
-            changes = [queue.cancel(session, id) for id in (ids[0], ids[2], running)]
+            changes = [queue.cancel(session, id, kill=True) for id in (ids[0], ids[2])]
+            changes += [queue.cancel(session, running)]
             changes += [queue.requeue(session, id) for id in (ids[1], ids[2])]
             queue.pause(session, "mail")
             queue.pause_task(session, "tests.task")

@@ -27,10 +27,12 @@ from worker_rig import Rig, endings, wait_until
 
 from pgqueue import (
     Cancel,
+    Change,
     Discard,
     Job,
     JobAttempt,
     JobContext,
+    OptionError,
     PgQueue,
     Retry,
     Snooze,
@@ -325,6 +327,80 @@ def test_a_child_learns_of_a_cancel_and_the_job_after_it_does_not(queue: PgQueue
 
     assert job_of(queue, cancelled).outcome == "cancelled"
     assert result(queue, after)[1] is False
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_cancel_may_kill_a_running_handler(
+    queue: PgQueue, tmp_path: Path, asked_before: bool
+) -> None:
+    def hang(pid: str) -> None:
+        Path(pid).write_text(str(os.getpid()))
+        ctypes.PyDLL(None).usleep(600_000_000)
+
+    task = in_child(queue, hang, max_attempts=2)
+    pid = tmp_path / "pid"
+    job = task.delay(str(pid)).id
+
+    with working(Worker(queue, concurrency=1)):
+        wait_until(lambda: pid.exists() and pid.read_text(), what="the handler starts")
+        with queue.session() as session, session.begin():
+            if asked_before:
+                queue.cancel(session, job)
+            assert queue.cancel(session, job, kill=True) is Change.CANCEL_REQUESTED
+        wait_until(lambda: job_of(queue, job).outcome, what="the job ends")
+
+    assert job_of(queue, job).outcome == "cancelled"
+    assert bad_attempts(queue, job) == ["cancelled"]
+    wait_until(lambda: is_gone(int(pid.read_text())), what="the child is gone")
+
+
+def test_a_killed_job_that_is_requeued_is_not_killed_again(queue: PgQueue, tmp_path: Path) -> None:
+    def hang_once(ctx: JobContext, gate: str) -> str:
+        if not Path(gate).exists():
+            Path(gate).touch()
+            time.sleep(600)
+        with queue.session() as session, session.begin():
+            queue.cancel(session, ctx.job_id)
+        wait_until(ctx.is_cancelled, what="the child reads of the cancel")
+        Path(gate).write_text("heard")
+        return "unharmed"
+
+    gate = tmp_path / "gate"
+    job = in_child(queue, hang_once).delay(str(gate)).id
+
+    with working(Worker(queue, concurrency=1)):
+        wait_until(gate.exists, what="the handler starts")
+        with queue.session() as session, session.begin():
+            queue.cancel(session, job, kill=True)
+        wait_until(lambda: job_of(queue, job).outcome, what="the job ends")
+        with queue.session() as session, session.begin():
+            queue.requeue(session, job)
+        wait_until(lambda: job_of(queue, job).outcome, what="the job ends again")
+
+    assert gate.read_text() == "heard"
+    assert bad_attempts(queue, job) == ["cancelled"]
+
+
+def test_a_running_handler_in_a_thread_cannot_be_killed(queue: PgQueue) -> None:
+    refused = []
+
+    @queue.task(name="in_thread")
+    def kill_itself(ctx: JobContext) -> None:
+        with queue.session() as session, session.begin():
+            try:
+                queue.cancel(session, ctx.job_id, kill=True)
+            except OptionError as error:
+                refused.append(str(error))
+
+    running, waiting = kill_itself.delay().id, kill_itself.options(delay=timedelta(1)).delay().id
+
+    assert endings(Worker(queue)) == {"succeeded": 1}  # nothing was changed
+    with queue.session() as session, session.begin():
+        assert queue.cancel(session, waiting, kill=True) is Change.CANCELLED
+
+    [words] = refused
+    assert words.startswith(f"job {running} of task in_thread")
+    assert "ctx.is_cancelled()" in words
 
 
 def test_a_child_learns_of_a_stop(queue: PgQueue, tmp_path: Path) -> None:

@@ -50,13 +50,14 @@ class Rescuer(Loop):
         outage: Outage,
         *,
         running: Callable[[], list[int]],
-        on_cancel: Callable[[set[int]], None],
+        on_cancel: Callable[[set[int], set[int]], None],
         on_rescued: Callable[[Sequence[Rescued]], object] = lambda _: None,
         ticking: Scheduler | None = None,
         ending: BatchEnder | None = None,
     ) -> None:
-        """At each read, ``ticking`` is told when the next tick is due, and ``ending`` whether a
-        batch may have ended."""
+        """``on_cancel`` is told which running jobs were asked to cancel, and which of them to kill;
+        at each read ``ticking`` when the next tick is due, and ``ending`` whether a batch may have
+        ended."""
         super().__init__(engine, HOUSEKEEPING, outage, name="upkeep")
         self.informed = Event()
         """Set when the paused queues and tasks are known: a worker must not claim their jobs."""
@@ -102,7 +103,7 @@ class Rescuer(Loop):
         if self._ending is not None and notices.has_batches:
             self._ending.wake()
         if notices.cancelled:
-            self._on_cancel(notices.cancelled)
+            self._on_cancel(notices.cancelled, notices.killed)
         self._rescue.rescue(connection, notices)
         if time.monotonic() - self._forgot_at > FORGET_EVERY:
             self._forgot_at = time.monotonic()

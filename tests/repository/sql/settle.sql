@@ -86,15 +86,15 @@ job AS
     pgqueue.jobs.unique_key, pgqueue.jobs.held_unique_key, pgqueue.jobs.limit_keys,
     pgqueue.jobs.tags, pgqueue.jobs.meta, pgqueue.jobs.progress, pgqueue.jobs.created_at,
     pgqueue.jobs.started_at, pgqueue.jobs.finished_at, pgqueue.jobs.cancel_requested_at,
-    lease.target_id AS lease_target_id, lease.message_id AS lease_message_id, lease.attempt AS
-    lease_attempt, lease.worker_id AS lease_worker_id, lease.started_at AS lease_started_at,
-    lease.crashes AS lease_crashes, lease.snoozed AS lease_snoozed, lease.max_interruptions AS
-    lease_max_interruptions, lease.result AS lease_result, lease.error_type AS lease_error_type,
-    lease.error AS lease_error, lease.traceback AS lease_traceback, lease.waits AS lease_waits,
-    lease.delay AS lease_delay, lease.burned AS lease_burned, lease.ending AS lease_ending,
-    lease."end" AS lease_end, CASE WHEN (pgqueue.jobs.limit_keys IS NOT NULL) THEN (SELECT
-    pg_catalog.bool_or(pgqueue.limits.period IS NOT NULL) AND NOT
-    pg_catalog.bool_or(pgqueue.limits.is_strict) AS anon_2
+    pgqueue.jobs.kill_requested_at, lease.target_id AS lease_target_id, lease.message_id AS
+    lease_message_id, lease.attempt AS lease_attempt, lease.worker_id AS lease_worker_id,
+    lease.started_at AS lease_started_at, lease.crashes AS lease_crashes, lease.snoozed AS
+    lease_snoozed, lease.max_interruptions AS lease_max_interruptions, lease.result AS lease_result,
+    lease.error_type AS lease_error_type, lease.error AS lease_error, lease.traceback AS
+    lease_traceback, lease.waits AS lease_waits, lease.delay AS lease_delay, lease.burned AS
+    lease_burned, lease.ending AS lease_ending, lease."end" AS lease_end, CASE WHEN
+    (pgqueue.jobs.limit_keys IS NOT NULL) THEN (SELECT pg_catalog.bool_or(pgqueue.limits.period IS
+    NOT NULL) AND NOT pg_catalog.bool_or(pgqueue.limits.is_strict) AS anon_2
 FROM pgqueue.limits
 WHERE pgqueue.limits.name = ANY (array((SELECT pg_catalog.split_part(key, CAST(' ' AS TEXT), 1) AS
     split_part_1
