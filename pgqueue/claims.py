@@ -232,9 +232,7 @@ class OpenClaim:
         queues = [queue for queue in self._queues if queue not in paused.queues]
         pairs = [ClaimCursor(queue, priority) for priority in range(10) for queue in queues]
         while True:
-            claim = attempts.claim(
-                pairs, tasks=array_of(sorted(names)), limit=1, meta=True, registered=False
-            )
+            claim = attempts.claim(pairs, tasks=array_of(sorted(names)), limit=1, registered=False)
             if not claim.taken:
                 return None
             for claimed in claim.rows:

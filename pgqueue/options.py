@@ -83,6 +83,7 @@ class JobOptions(TypedDict, total=False):
     run_at: datetime | None
     priority: int
     queue: str
+    timeout: timedelta | None
     expires_in: timedelta | None
     unique: Unique | None
     unique_key: str | Callable[..., str | None] | None
@@ -139,7 +140,7 @@ class Options:
         by_default="a day",
     )
     timeout: timedelta | None = option(
-        None, optional(span(SHORTEST_SPAN)), "how long a handler may run: a timedelta"
+        None, optional(span(SHORTEST_SPAN)), "how long a handler may run: a timedelta", is_for=BOTH
     )
     expires_in: timedelta | None = option(
         None,

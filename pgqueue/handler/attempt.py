@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from threading import Event, Lock
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -194,8 +195,12 @@ class RunningAttempt:
             return self.backend_pid is not None and has_ended(self._driver)
 
     @property
+    def timeout(self) -> timedelta | None:
+        return self.claimed.timeout(self.task.settings.timeout)
+
+    @property
     def deadline(self) -> float | None:
-        timeout = self.task.settings.timeout
+        timeout = self.timeout
         return None if timeout is None else self.started_at + timeout.total_seconds()
 
     @property
@@ -204,12 +209,13 @@ class RunningAttempt:
 
         The event loop cancels an async handler first, unless a handler blocks the loop.
         """
-        if self.deadline is None or self.task.in_process:
+        deadline = self.deadline
+        if deadline is None or self.task.in_process:
             return False
         if self.task.is_transactional and not self.has_begun:
             return False  # its handler still waits for a connection
         margin = CANCEL_WITHIN if self.task.is_async else 0.0
-        return time.monotonic() > self.deadline + margin
+        return time.monotonic() > deadline + margin
 
     @property
     def is_settled(self) -> bool:

@@ -72,7 +72,7 @@ async def call_async(
         arguments = _begin(task, claimed)
     except PayloadError as error:
         return unreadable(task, claimed, error)
-    timeout = task.settings.timeout
+    timeout = claimed.timeout(task.settings.timeout)
     clock = asyncio.timeout(None if timeout is None else timeout.total_seconds())
     try:
         async with around(context):
@@ -90,7 +90,7 @@ async def call_async(
         if is_replayed(error):
             raise
         if isinstance(error, TimeoutError) and clock.expired():
-            error.args = error.args or too_late(task).args  # asyncio gives no message
+            error.args = error.args or too_late(task, claimed).args  # asyncio gives no message
             return _after_raised(task, claimed, context, error, AttemptEnd.TIMEOUT)
         return _after_raised(task, claimed, context, error)
 

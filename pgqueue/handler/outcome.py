@@ -122,11 +122,11 @@ def after_error(
 
 def after_timeout(task: Task[..., Any], claimed: Claimed) -> Outcome:
     """Return the outcome of an attempt that was ended at its timeout, from outside."""
-    return after_error(task, claimed, too_late(task), end=AttemptEnd.TIMEOUT)
+    return after_error(task, claimed, too_late(task, claimed), end=AttemptEnd.TIMEOUT)
 
 
-def too_late(task: Task[..., Any]) -> TimeoutError:
-    return TimeoutError(f"the handler ran longer than {task.settings.timeout}")
+def too_late(task: Task[..., Any], claimed: Claimed) -> TimeoutError:
+    return TimeoutError(f"the handler ran longer than {claimed.timeout(task.settings.timeout)}")
 
 
 def after_crash(task: Task[..., Any], claimed: Claimed, reason: str) -> Outcome:

@@ -19,6 +19,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.orm import Session
 
 from pgqueue.redaction import secrets_among
+from pgqueue.repository.deadlines import timeout_in
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
@@ -41,9 +42,7 @@ WORKER = sa.bindparam("worker_id", type_=sa.Uuid)
 
 
 @cache
-def claim(
-    *, ahead: bool, suspects: bool, meta: bool = False, registered: bool = True
-) -> sa.Executable:
+def claim(*, ahead: bool, suspects: bool, registered: bool = True) -> sa.Executable:
     """Delete the messages, insert the leases, read the jobs.
 
     A claim looks at the first due messages, up to its limit, and leaves the messages that it must
@@ -54,18 +53,15 @@ def claim(
     - ``ahead`` claims for slots that are not free yet: leaves jobs that must not wait in a worker,
       because it may crash; suspects are among them.
 
-    ``meta`` reads the meta of the jobs, which is NULL otherwise.  ``registered``: claim nothing for
-    a worker that was declared dead.  At least one row is returned, with the database's time; its
-    other columns are NULL if nothing was claimed.
+    ``registered``: claim nothing for a worker that was declared dead.  At least one row is
+    returned, with the database's time; its other columns are NULL if nothing was claimed.
     """
     due = _due_messages(suspects=suspects, registered=registered).cte("due")
     message = _taken_messages(due, ahead=ahead, suspects=suspects)
-    started = _unfinished_jobs_of(message, meta=meta)
+    started = _unfinished_jobs_of(message)
     lease = _leases_for(started)
     claimed = (
-        sa.select(
-            *_claimed_columns(started), lease.c.attempt, lease.c.crashes, _meta_column(started)
-        )
+        sa.select(*_claimed_columns(started), lease.c.attempt, lease.c.crashes, started.c.meta)
         .select_from(started.join(lease, started.c.id == lease.c.message_id))
         .subquery("claimed")
     )
@@ -206,16 +202,16 @@ def _taken_messages(due: sa.CTE, *, ahead: bool, suspects: bool) -> sa.CTE:
     )
 
 
-def _unfinished_jobs_of(message: sa.CTE, *, meta: bool) -> sa.CTE:
+def _unfinished_jobs_of(message: sa.CTE) -> sa.CTE:
     """Each message with its job.  Messages without an unfinished job are not among them.
 
-    Time and arguments are read as text: a row that Python cannot read must fail only its own job,
-    not the claim of the others.  OFFSET keeps the planner from joining ``jobs`` in another
+    Time, arguments and meta are read as text: a row that Python cannot read must fail only its own
+    job, not the claim of the others.  OFFSET keeps the planner from joining ``jobs`` in another
     order.
     """
-    more = [sa.cast(jobs.c.meta, sa.Text).label("meta")] if meta else []
+    documents = (sa.cast(jobs.c[name], sa.Text).label(name) for name in ("args", "meta"))
     job = (
-        sa.select(jobs.c.max_attempts, sa.cast(jobs.c.args, sa.Text).label("args"), *more)
+        sa.select(jobs.c.max_attempts, *documents)
         .where(jobs.c.id == message.c.target_id, jobs.c.outcome.is_(None))
         .offset(AS_IT_STANDS)
         .lateral("job")
@@ -231,13 +227,9 @@ def _unfinished_jobs_of(message: sa.CTE, *, meta: bool) -> sa.CTE:
         message.c.crashes.label("past_crashes"),
         job.c.max_attempts,
         job.c.args,
-        *_meta_of(job),
+        job.c.meta,
     ).select_from(message.join(job, sa.true()))
     return started.cte("started")
-
-
-def _meta_of(rows: sa.FromClause) -> list[sa.ColumnElement[Any]]:
-    return [rows.c.meta] if "meta" in rows.c else []
 
 
 def _leases_for(started: sa.CTE) -> sa.CTE:
@@ -263,11 +255,6 @@ def _claimed_columns(started: sa.CTE) -> list[sa.ColumnElement[Any]]:
     return [started.c[name] for name in names]
 
 
-def _meta_column(started: sa.CTE) -> sa.ColumnElement[Any]:
-    """The column ``meta``, NULL if it is not read: all rows then have the same columns."""
-    return started.c.meta if "meta" in started.c else sa.null().label("meta")
-
-
 def _moment(message: sa.CTE, due: sa.CTE) -> sa.Subquery:
     """The database's time, and how many messages were taken and how many were found, in one row
     that always exists."""
@@ -283,7 +270,7 @@ def _moment(message: sa.CTE, due: sa.CTE) -> sa.Subquery:
 class Claimed(NamedTuple):
     """A job that this worker may run.  Sorts in the order in which jobs start.
 
-    Time and arguments are text as the database wrote it, not parsed yet.
+    Time, arguments and meta are text as the database wrote it, not parsed yet.
     """
 
     priority: int
@@ -297,11 +284,14 @@ class Claimed(NamedTuple):
     attempt: int
     crashes: int
     meta: str | None = None
-    """Read only if the worker asks for it."""
 
     def secrets(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the values of its secret arguments, which have these names."""
         return secrets_among(self.args, names)
+
+    def timeout(self, of_task: timedelta | None) -> timedelta | None:
+        """Return how long its handler may run: what its enqueue has given, else its task."""
+        return of_task if self.meta is None else timeout_in(self.meta, of_task)
 
 
 class ClaimCursor(NamedTuple):
@@ -368,7 +358,6 @@ class Claims:
         limit: int,
         ahead: bool = False,
         suspects: bool = True,
-        meta: bool = False,
         registered: bool = True,
     ) -> Claim:
         """Claim due jobs, in the order in which they start.
@@ -381,7 +370,7 @@ class Claims:
             "limit": limit,
             "worker_id": self._worker_id,
         }
-        statement = claim(ahead=ahead, suspects=suspects, meta=meta, registered=registered)
+        statement = claim(ahead=ahead, suspects=suspects, registered=registered)
         rows = fetch(self._executor, statement, parameters)
         read_at, quiet_until, taken, found = rows[0][:4]
         if rows[0][4] is None:

@@ -1,7 +1,10 @@
-"""Deadlines, and what is asked of the database right before a job's first attempt starts its
-handler.
+"""Deadlines and timeouts of single jobs, and what is asked of the database right before a job's
+first attempt starts its handler.
 """
 
+import json
+from contextlib import suppress
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -13,6 +16,9 @@ from pgqueue.repository.tables import jobs, pg
 EXPIRES_IN = "pgqueue.expires_in"
 """The key, in the meta of a job, of an ``expires_in`` that one enqueue has given: seconds, or null
 for none."""
+
+TIMEOUT = "pgqueue.timeout"
+"""The key, in the meta of a job, of a ``timeout`` that one enqueue has given, in the same form."""
 
 DUE = "pgqueue.due"
 """The key, in the meta of a job under limits that may expire, of when it was due and when it was
@@ -48,6 +54,16 @@ def has_expired() -> sa.Executable:
     return sa.select(
         sa.func.coalesce(sa.and_(_has_never_started(), late), sa.literal_column("false"))
     ).where(jobs.c.id == sa.bindparam("job_id", type_=sa.BigInteger))
+
+
+def timeout_in(meta: str, otherwise: timedelta | None) -> timedelta | None:
+    """Return the timeout in the meta of a job; if it has none that can be read, ``otherwise``."""
+    if TIMEOUT in meta:
+        # Meta may be written by hand.
+        with suppress(ValueError, TypeError, LookupError, OverflowError, RecursionError):
+            own = json.loads(meta)[TIMEOUT]
+            return None if own is None else timedelta(seconds=own)
+    return otherwise
 
 
 def _has_never_started() -> sa.ColumnElement[bool]:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY
-from pgqueue.repository.deadlines import DUE, EXPIRES_IN
+from pgqueue.repository.deadlines import DUE, EXPIRES_IN, TIMEOUT
 from pgqueue.repository.messages import DISPATCHED, MESSAGE_COLUMNS, message_rows
 from pgqueue.repository.tables import FAILED, clock, jobs, message_queue, pg, wake_up_call
 
@@ -36,7 +36,12 @@ def follow_up_messages(job: sa.CTE) -> sa.CTE:
     """
     task, queue, argument = (_setting(job, name) for name in ("task", "queue", "argument"))
     meta: sa.ColumnElement[Any] = job.c.meta
-    for name in (ON_FAILED, EXPIRES_IN, DUE):  # what pgqueue has noted about the failed job itself
+    for name in (
+        ON_FAILED,
+        EXPIRES_IN,
+        TIMEOUT,
+        DUE,
+    ):  # what pgqueue has noted about the failed job itself
         key = sa.cast(sa.literal_column(f"'{name}'", sa.Text), sa.Text)
         meta = meta.op("-", return_type=JSONB())(key)
     values: dict[str, sa.ColumnElement[Any]] = {

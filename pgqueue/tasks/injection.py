@@ -35,10 +35,6 @@ class Injection:
     def wants_async_session(self) -> bool:
         return Injected.ASYNC_SESSION in self.parameters
 
-    @property
-    def wants_context(self) -> bool:
-        return Injected.CONTEXT in self.parameters
-
     def values(self, *, session: Any, context: JobContext) -> list[Any]:
         if not self.parameters:
             return []  # the most frequent case, without a loop

@@ -18,12 +18,12 @@ from pgqueue.database.callers import joined, may_notify, sync_session, translate
 from pgqueue.database.collecting import collect
 from pgqueue.database.flush import dispatch_at_flush, held_job, loaded_job, placed_job
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
-from pgqueue.meta import checked_meta, meta_text
+from pgqueue.meta import RESERVED, checked_meta, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret, unmaskable
 from pgqueue.repository.batches import Callback
-from pgqueue.repository.deadlines import DUE, EXPIRES_IN
+from pgqueue.repository.deadlines import DUE, EXPIRES_IN, TIMEOUT
 from pgqueue.repository.enqueue import (
     TRIES_FOR_A_KEY,
     Enqueued,
@@ -344,9 +344,10 @@ class Task(Generic[P, R]):
         """
         changed, checked = copy.copy(self), self._options.of_job(options)
         changed._own_meta = dict(self._own_meta)
-        if "expires_in" in options:
-            span = checked.expires_in
-            changed._own_meta[EXPIRES_IN] = None if span is None else span.total_seconds()
+        spans = {EXPIRES_IN: checked.expires_in, TIMEOUT: checked.timeout}
+        for key, span in spans.items():
+            if key.removeprefix(RESERVED) in options:
+                changed._own_meta[key] = None if span is None else span.total_seconds()
         changed._set_options(checked)
         return changed
 
@@ -480,7 +481,7 @@ class Task(Generic[P, R]):
         if new.delay is not None or new.run_at is not None or new.is_labelled:
             raise TaskDefinitionError(
                 f"{self._where}: on_failed takes the queue, priority and max_attempts of its task, "
-                "and no delay, run_at, meta, tags or on_failed; omit them"
+                "and no delay, run_at, timeout, meta, tags or on_failed; omit them"
             )
         try:
             [argument] = follow_up._written((1,), {}).args

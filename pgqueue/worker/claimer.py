@@ -201,9 +201,7 @@ class Claimer(Loop):
         self._tasks = tasks
         limit, pairs = cursors.limit(room, paused=paused), cursors.pairs(paused=paused)
         began = time.monotonic()
-        claim = attempts.claim(
-            pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects, meta=runtime.reads_meta
-        )
+        claim = attempts.claim(pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects)
         self.looked_at = time.monotonic()
         if sweep:
             cursors.swept(began=began, ended=self.looked_at)

@@ -97,9 +97,7 @@ class InlineWorker:
     def claim(self, pairs: Sequence[ClaimCursor]) -> Claimed | None:
         """Claim the first job that is due; messages without a job are dropped."""
         while True:
-            claim = self.attempts.claim(
-                pairs, tasks=self._open_tasks(), limit=1, meta=True, registered=False
-            )
+            claim = self.attempts.claim(pairs, tasks=self._open_tasks(), limit=1, registered=False)
             if claim.rows:
                 return claim.rows[0]
             if not claim.taken:

@@ -68,7 +68,7 @@ class PoolTransaction(AttemptTransaction):
                     connection.invalidate()
 
     def begin(self, connection: Connection) -> None:
-        limits = time_limits(self.attempt.task.settings.timeout, connection)
+        limits = time_limits(self.attempt.timeout, connection)
         level = self._runtime.isolation_level
         begin_for_handler(connection, limits, isolation_level=level)
 

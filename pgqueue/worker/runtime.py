@@ -58,9 +58,6 @@ class WorkerRuntime:
         layers = layers_of(self.around, queue.middlewares)
         self.around_handlers = around_handlers(layers)
         self.around_async_handlers = around_async_handlers(layers)
-        takers = [task for task in self.tasks.values() if task.injection.wants_context]
-        self.reads_meta = bool(layers or takers)
-        """Whether claims read the meta of jobs: a handler or something around it may ask for it."""
         self.loop = EventLoop(engine)
         self.children = ProcessPool(
             queue.tasks,

@@ -207,11 +207,14 @@ def test_what_cannot_follow_is_refused(queue: PgQueue, tell: Any) -> None:
             queue.task(name="one", on_failed=task)(lambda: None)
 
 
-def test_the_follow_up_does_not_expire_with_the_failed_job(engine: Engine, queue: PgQueue) -> None:
+def test_the_follow_up_has_none_of_the_time_limits_of_the_failed_job(
+    engine: Engine, queue: PgQueue
+) -> None:
     told = queue.task(name="told")(lambda job_id: None)
     options: dict[str, Any] = {"max_attempts": 1, "on_failed": told}
     failing = queue.task(name="failing", expires_in=timedelta(days=1), **options)(lambda: 1 / 0)
-    failing.options(expires_in=timedelta(hours=1), meta={"colour": "red"}).delay()
+    own: dict[str, Any] = {"expires_in": timedelta(hours=1), "timeout": timedelta(hours=1)}
+    failing.options(**own, meta={"colour": "red"}).delay()
 
     Worker(queue).run_until_empty()
 

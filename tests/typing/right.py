@@ -158,6 +158,7 @@ def calls(session: Session, scoped: "scoped_session[Session]") -> None:
     )
     assert_type(with_unique.options(unique=None).enqueue(session, 1), Job)
     assert_type(with_options.options(unique=Unique(key="k"), expires_in=None).delay(1), Job)
+    assert_type(plain.options(timeout=timedelta(seconds=30)).delay(1, word="x"), Job)
 
 
 async def calls_of_async_code(

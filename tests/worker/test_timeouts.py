@@ -1,11 +1,18 @@
 """A handler past its timeout loses its job; the worker keeps its slot."""
 
+import asyncio
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import worker_tasks
-from worker_rig import Rig
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+from worker_rig import Rig, endings, wait_until
+
+from pgqueue import Job, JobContext, PgQueue, Retry, Worker
 
 pytestmark = pytest.mark.journey
 
@@ -162,3 +169,54 @@ def _still_works(rig: Rig) -> None:
         session.commit()
     rig.until_ended(*jobs)
     assert [rig.effects(job) for job in jobs] == [1, 1]
+
+
+def overrun(ctx: JobContext) -> None:
+    wait_until(ctx.is_cancelled, what="the handler is told")
+
+
+def overrun_in_transaction(session: Session, ctx: JobContext) -> None:
+    overrun(ctx)
+
+
+async def overrun_async() -> None:
+    await asyncio.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("handler", "executor"),
+    [
+        (overrun, "thread"),
+        (overrun_in_transaction, "thread"),
+        (overrun_async, "thread"),
+        (overrun, "process"),
+    ],
+)
+def test_one_job_has_its_own_timeout_also_when_it_is_retried_and_requeued(
+    engine: Engine, handler: Any, executor: Any
+) -> None:
+    queue = PgQueue(engine)
+    at_once = Retry.constant(timedelta(0))
+    task = queue.task(max_attempts=2, retry=at_once, executor=executor)(handler)
+    job = task.options(timeout=timedelta(seconds=0.3), meta={"by": "Ada"}).delay()
+
+    for _ in range(2):
+        assert endings(Worker(queue)) == {"retried": 1, "failed": 1}
+        with queue.session() as session, session.begin():
+            found = session.get_one(Job, job.id)
+            assert found.last_error == "the handler ran longer than 0:00:00.300000"
+            assert {str(one.outcome) for one in found.failed_attempts} == {"timeout"}
+            queue.requeue(session, job.id)
+
+
+def test_one_job_may_run_longer_than_its_task_says(engine: Engine) -> None:
+    queue = PgQueue(engine)
+
+    @queue.task(executor="process", timeout=timedelta(seconds=0.1), max_attempts=1)
+    def outlast() -> None:
+        time.sleep(0.3)
+
+    for longer in (timedelta(minutes=5), None):
+        outlast.options(timeout=longer).delay()
+
+    assert endings(Worker(queue)) == {"succeeded": 2}

@@ -28,9 +28,9 @@ started AS
 (SELECT message.id AS id, message.target_id AS target_id, message.queue AS queue, message.priority
     AS priority, CAST(message.run_at AS TEXT) AS run_at, message.task AS task, message.attempt AS
     used_attempts, message.crashes AS past_crashes, job.max_attempts AS max_attempts, job.args AS
-    args
+    args, job.meta AS meta
 FROM message JOIN LATERAL (SELECT pgqueue.jobs.max_attempts AS max_attempts, CAST(pgqueue.jobs.args
-    AS TEXT) AS args
+    AS TEXT) AS args, CAST(pgqueue.jobs.meta AS TEXT) AS meta
 FROM pgqueue.jobs
 WHERE pgqueue.jobs.id = message.target_id AND pgqueue.jobs.outcome IS NULL
  LIMIT ALL OFFSET 0) AS job ON true),
@@ -51,5 +51,5 @@ FROM message) AS taken, (SELECT pg_catalog.count(*) AS count_2
 FROM due) AS found) AS moment LEFT OUTER JOIN (SELECT started.priority AS priority, started.run_at
     AS run_at, started.id AS id, started.target_id AS target_id, started.queue AS queue,
     started.task AS task, started.args AS args, started.max_attempts AS max_attempts, lease.attempt
-    AS attempt, lease.crashes AS crashes, NULL AS meta
+    AS attempt, lease.crashes AS crashes, started.meta AS meta
 FROM started JOIN lease ON started.id = lease.message_id) AS claimed ON true
