@@ -26,6 +26,7 @@ from sqlalchemy.orm import scoped_session, sessionmaker
 from worker_rig import Rig, endings, wait_until
 
 from pgqueue import (
+    AttemptEnded,
     Cancel,
     Change,
     Discard,
@@ -128,6 +129,37 @@ def test_a_child_is_replaced_after_so_many_jobs(queue: PgQueue) -> None:
 
     jobs_of = Counter(result(queue, job) for job in jobs)
     assert sorted(jobs_of.values()) == [1, 2, 2]
+
+
+def test_the_start_of_a_child_is_no_time_of_its_handler(queue: PgQueue) -> None:
+    ended: dict[int, AttemptEnded] = {}
+
+    @queue.on_attempt_end
+    def note(event: AttemptEnded) -> None:
+        ended[event.job_id] = event
+
+    second = in_child(queue, os.getpid, name="pid")
+    is_old = "SELECT clock_timestamp() - started_at > interval '1 s' FROM pgqueue.leases"
+
+    def stop_the_server() -> int:
+        """So that no child is forked until a second after the claim of the next job."""
+        os.kill(os.getppid(), signal.SIGSTOP)
+        try:
+            job: int = second.delay().id
+            with queue.session() as session:
+                of_job = text(f"{is_old} WHERE target_id = :job")
+                wait_until(lambda: session.scalar(of_job, {"job": job}), what="the job is claimed")
+        finally:
+            os.kill(os.getppid(), signal.SIGCONT)
+        return job
+
+    first = in_child(queue, stop_the_server).delay().id
+
+    assert endings(Worker(queue, concurrency=2)) == {"succeeded": 2}
+
+    waited = ended[result(queue, first)].waited
+    assert waited is not None
+    assert waited > timedelta(seconds=0.9)
 
 
 def test_a_handler_that_kills_its_process_costs_its_own_attempts_and_nothing_else(
