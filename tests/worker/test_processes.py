@@ -256,6 +256,29 @@ def test_memory_is_limited_while_a_handler_of_the_task_runs(queue: PgQueue) -> N
     assert "raise it well above that" in (job_of(queue, too_small).last_error or "")
 
 
+@pytest.mark.parametrize("reason", ["max_jobs_per_child", "MemoryError"])
+def test_a_child_that_is_not_kept_is_killed(queue: PgQueue, tmp_path: Path, reason: str) -> None:
+    def resist(pid: str) -> None:
+        Path(pid).write_text(str(os.getpid()))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        if reason == "MemoryError":
+            raise MemoryError
+
+    def look(pid: str) -> None:
+        wait_until(lambda: is_gone(int(Path(pid).read_text())), what="the first child is gone")
+
+    pid = str(tmp_path / "pid")
+    resisting = in_child(queue, resist).delay(pid).id
+    looking = in_child(queue, look).delay(pid).id
+    most = 1 if reason == "max_jobs_per_child" else 1000
+
+    endings(Worker(queue, concurrency=1, max_jobs_per_child=most))
+
+    outcomes = [job_of(queue, job).outcome for job in (resisting, looking)]
+    assert outcomes == ["failed" if reason == "MemoryError" else "succeeded", "succeeded"]
+
+
 def test_what_a_handler_returns_and_raises_arrives(queue: PgQueue) -> None:
     def answer(what: str, value: dict[str, Any] | None = None) -> Any:
         match what:
