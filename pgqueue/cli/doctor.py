@@ -207,7 +207,7 @@ def words_for_unknown(task: Waiting) -> str:
         f"this app knows no task {task.name}, of which {_due(task)}: its workers leave them "
         "alone; have the module of --app import that task, or give it that name again, if it was "
         "renamed, by @queue.task(name=...), or run "
-        f"pgqueue cancel --status pending --task {task.name}"
+        f"pgqueue cancel --status pending --status blocked --task {task.name}"
     )
 
 

@@ -278,7 +278,7 @@ BATCHES = View(
 
 
 @click.command("list")
-@which_jobs("pending", "running", "blocked", "succeeded", "failed", "cancelled")
+@which_jobs(JobStatus)
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many."
 )
@@ -289,8 +289,8 @@ def list_jobs(
     """List jobs, newest first.
 
     For a page of older jobs, give the last id as --before.  Reads no arguments, and is fast
-    beside millions of ended jobs; only --task or --queue without --status may read far back
-    for a rare name.
+    beside millions of ended jobs; only a search without --status may read far back for a rare
+    job.
 
     \b
     Example:  pgqueue --app shop.jobs:queue jobs list --status pending --status running

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,10 +11,14 @@ import click
 
 from pgqueue.cli.app_loader import CliState
 from pgqueue.job_queue import PgQueue
+from pgqueue.models import JobStatus
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless
 
 Decorator = Callable[[Any], Any]
+
+LONGEST_AGE = 100 * 366 * 86_400
+"""Seconds."""
 
 
 def together(*decorators: Decorator) -> Decorator:
@@ -33,15 +37,15 @@ class Seconds(click.types.FloatParamType):
 
     name = "seconds"
 
-    def __init__(self, least: float = 0) -> None:
-        self._least = least
+    def __init__(self, least: float = 0, most: float = 86_400) -> None:
+        self._least, self._most = least, most
 
     def convert(
         self, value: Any, parameter: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         seconds = super().convert(value, parameter, ctx)
-        if not self._least <= seconds <= 86400:  # refuses nan too
-            words = f"{seconds:g} is not between {self._least} and 86400 seconds"
+        if not self._least <= seconds <= self._most:  # refuses nan too
+            words = f"{seconds:g} is not between {self._least} and {self._most} seconds"
             self.fail(words, parameter, ctx)
         return timedelta(seconds=seconds)
 
@@ -65,11 +69,16 @@ def as_arguments(
     return found
 
 
-def as_job_id(value: str) -> int:
+def as_job_id(value: str, of: str = "job") -> int:
     """Parameter type: the id of a job that may or may not exist."""
     if not value.isdecimal() or not 0 < int(value) < 2**63:
-        raise click.BadParameter(f"{value!r} is not the id of a job")
+        raise click.BadParameter(f"{value!r} is not the id of a {of}")
     return int(value)
+
+
+def as_batch_id(value: str) -> int:
+    """Parameter type: the id of a batch that may or may not exist."""
+    return as_job_id(value, "batch")
 
 
 def as_time(value: str) -> datetime:
@@ -156,6 +165,20 @@ FILTERS = {
         "--queue", metavar="NAME", shell_complete=complete_queue, help="Only jobs of this queue."
     ),
     "tag": click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
+    "batch": click.option(
+        "--batch", type=as_batch_id, metavar="ID", help="Only jobs of this batch."
+    ),
+    "limit_key": click.option(
+        "--limit-key", metavar="KEY", help="Only jobs under this key, as `jobs ID` shows it."
+    ),
+    "unique_key": click.option(
+        "--unique-key", metavar="KEY", help="Only jobs with this unique key."
+    ),
+    "older_than": click.option(
+        "--older-than",
+        type=Seconds(most=LONGEST_AGE),
+        help="Only jobs enqueued at least so long ago.",
+    ),
     "before": click.option(
         "--before", type=as_job_id, metavar="ID", help="Only jobs older than this one."
     ),
@@ -166,16 +189,16 @@ FILTERS = {
 """The options that select jobs, by their field of JobFilter."""
 
 
-def which_jobs(*statuses: str) -> Decorator:
-    """Add the options that select jobs; no statuses if the command means only one."""
+def which_jobs(statuses: Iterable[JobStatus]) -> Decorator:
+    """Add the options that select jobs of these statuses."""
     status = click.option(
         "--status",
         "statuses",
-        type=click.Choice(statuses),
+        type=click.Choice([status.value for status in statuses]),
         multiple=True,
         help="Only jobs that stand there; may be repeated.",
     )
-    return together(*([status] if statuses else []), *FILTERS.values())
+    return together(status, *FILTERS.values())
 
 
 def hint_at_names(

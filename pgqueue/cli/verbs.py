@@ -41,7 +41,7 @@ from pgqueue.errors import (
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
 from pgqueue.repository.jobs import Change, Jobs
-from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.listing import UNFINISHED, JobFilter, Listing
 from pgqueue.tasks import editing
 from pgqueue.terminal import harmless, one_line, print_json
 
@@ -66,14 +66,15 @@ class Verb:
     examples: tuple[str, ...]
     act: Callable[..., Act]
     """Returns what to do with a job; takes the values of ``options``."""
+    statuses: tuple[JobStatus, ...]
+    """The jobs that the command is for: the choices of --status, and without it all of them."""
+    called: str | None = None
+    """What these jobs are called together; None if a filter needs --status."""
     options: tuple[Decorator, ...] = ()
-    statuses: tuple[str, ...] = ()
-    """The choices of --status, which a filter needs; without them, the jobs are those that wait."""
-    waiting: tuple[JobStatus, ...] = ()
     is_for_later: bool = False
     """Whether a filter finds only jobs that are not due yet."""
     reason_unchanged: str = ""
-    """Why a waiting job was left as it is."""
+    """Why one of these jobs was left as it is."""
 
 
 def _edited(edit: Callable[..., Change], **values: Any) -> Act:
@@ -100,14 +101,14 @@ JOB_VERBS = (
         "  Jobs that are not, or no longer, failed or cancelled stay as they are.",
         ("4711 4712", "--status failed --task mail.welcome"),
         act=lambda args: PgQueue.requeue if args is None else _edited(editing.requeue, args=args),
+        statuses=(JobStatus.FAILED, JobStatus.CANCELLED),
         options=(_args,),
-        statuses=("failed", "cancelled"),
     ),
     Verb(
         "cancel",
         "Cancel jobs: a waiting job ends at once, a running job is asked to stop."
         "  Jobs that have ended stay as they are.",
-        ("4711 4712", "--status pending --queue mail"),
+        ("4711 4712", "--batch 12"),
         act=lambda kill: partial(PgQueue.cancel, kill=kill),
         options=(
             click.option(
@@ -116,7 +117,8 @@ JOB_VERBS = (
                 help="Kill the child processes of running jobs; needs --app.",
             ),
         ),
-        statuses=("pending", "running"),
+        statuses=UNFINISHED,
+        called="unfinished",
     ),
     Verb(
         "run-now",
@@ -125,7 +127,8 @@ JOB_VERBS = (
         "  Uses up no attempt.  Jobs that are due, running or ended stay as they are.",
         ("4711", "--task mail.send"),
         act=lambda: PgQueue.run_now,
-        waiting=(JobStatus.PENDING,),
+        statuses=(JobStatus.PENDING, JobStatus.BLOCKED),
+        called="waiting",
         is_for_later=True,
         reason_unchanged="it is due already",
     ),
@@ -137,6 +140,8 @@ JOB_VERBS = (
         "are.",
         ("4711 --priority 0", "--task mail.send --priority 9"),
         act=lambda **values: _edited(editing.change, **values),
+        statuses=(JobStatus.PENDING, JobStatus.BLOCKED),
+        called="waiting",
         options=(
             click.option(
                 "--priority", type=click.IntRange(0, 9), help="The new one: 0 runs first, 9 last."
@@ -147,7 +152,6 @@ JOB_VERBS = (
             ),
             _args,
         ),
-        waiting=(JobStatus.PENDING, JobStatus.BLOCKED),
         reason_unchanged="it has these values already, or a worker is about to start it",
     ),
 )
@@ -169,7 +173,7 @@ class Result:
 def _command(verb: Verb) -> click.Command:
     """The command of a row of JOB_VERBS."""
     first, _, more = verb.help.partition("  ")
-    by = "--status" if verb.statuses else "--task"
+    by = "--status" if verb.called is None else "--task"
     named = f"Name the jobs by id, or select them by {by} and other options: then the command "
     named += "counts them, asks you, and changes them in batches, each in its own commit."
     lines = (f"pgqueue --app shop.jobs:queue {verb.name} {words}" for words in verb.examples)
@@ -177,7 +181,7 @@ def _command(verb: Verb) -> click.Command:
 
     @click.command(verb.name, help=f"{first}\n\n{named}\n\n{more}\n\n\b\nExample:  {examples}")
     @click.argument("job_ids", metavar="[ID]...", nargs=-1, type=as_job_id)
-    @which_jobs(*verb.statuses)
+    @which_jobs(verb.statuses)
     @together(*verb.options)
     @click.option(
         "--limit",
@@ -199,7 +203,7 @@ def _run(
     /,
     *,
     job_ids: Sequence[int],
-    statuses: Sequence[str] = (),
+    statuses: Sequence[str],
     limit: int | None,
     yes: bool,
     as_json: bool,
@@ -210,7 +214,7 @@ def _run(
     is_narrowed = limit is not None or any(value is not None for value in which.values())
     if job_ids and (statuses or is_narrowed):
         raise click.UsageError("Give ids, or say which jobs by options, not both")
-    if not job_ids and not statuses and not (verb.waiting and is_narrowed):
+    if not job_ids and not statuses and not (verb.called and is_narrowed):
         example = " ".join(verb.examples[-1].split()[:2])
         raise click.UsageError(f"Which jobs? Give their ids, or say {example}")
     act = verb.act(**options)
@@ -218,12 +222,13 @@ def _run(
     if job_ids:
         are_missed = _change_named(queue, verb, act, job_ids, as_json=as_json)
     else:
-        wanted = frozenset(map(JobStatus, statuses)) or frozenset(verb.waiting)
+        wanted = frozenset(map(JobStatus, statuses or verb.statuses))
         chosen = JobFilter(statuses=wanted, are_waiting=verb.is_for_later, **which)
         with opened(queue) as session:
             found = Listing(session).ids(chosen, limit=limit)
         if found and not yes:
-            _ask(verb, chosen, len(found))
+            words = verb.called if not statuses else " or ".join(sorted(wanted))
+            _ask(f"{verb.name.replace('-', ' ')} {len(found):,} {words} jobs")
         are_missed = _change_many(queue, verb, act, found, as_json=as_json)
         if not found and not as_json:
             click.echo("No job fits.")
@@ -232,9 +237,7 @@ def _run(
         click.get_current_context().exit(1)
 
 
-def _ask(verb: Verb, which: JobFilter, number: int) -> None:
-    words = "waiting" if verb.waiting else " or ".join(sorted(which.statuses))
-    what = f"{verb.name.replace('-', ' ')} {number:,} {words} jobs"
+def _ask(what: str) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(f"This would {what}; to confirm, add --yes")
     click.confirm(f"{what[0].upper()}{what[1:]}?", abort=True, err=True)
@@ -286,8 +289,8 @@ def _change_batch(queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int]) 
                 word = change.name.lower()
                 if change is Change.UNCHANGED:
                     status = Listing(session).status(job_id)
-                    is_waiting = status in verb.waiting
-                    reason = verb.reason_unchanged if is_waiting else f"its status is {status}"
+                    is_known = bool(verb.reason_unchanged) and status in verb.statuses
+                    reason = verb.reason_unchanged if is_known else f"its status is {status}"
             except JobNotFound:
                 word, reason = NOT_FOUND, "no job has this id: never committed, or deleted"
             except DuplicateJob as error:

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.models import JobStatus
 from pgqueue.repository.jobs import Change, Jobs
-from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.listing import MESSAGES, JobFilter, Listing
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
@@ -110,9 +110,8 @@ class Cancels:
 
     def waiting(self, which: JobFilter) -> list[Chunk]:
         """The jobs of the filter that wait, the newest first.  Locks nothing."""
-        tables = {JobStatus.PENDING: message_queue, JobStatus.BLOCKED: waiting_messages}
         chunks = []
-        for status, table in tables.items():
+        for status, table in MESSAGES.items():
             if status in which.statuses:
                 rows = self._executor.execute(waiting_jobs(which, table)).mappings()
                 found = [dict(row) for row in rows]

@@ -1,9 +1,9 @@
 """What an operator reads: pages of jobs, and all rows about one job.
 
 A page must be fast beside millions of ended jobs.  So each status is read from the table that has
-its jobs, in the order of their ids: pending from the messages, running from the leases, failed and
-cancelled from the dead letters.  Only succeeded jobs, and jobs of any status, are read backwards
-from the newest row of ``jobs``.
+its jobs, in the order of their ids: pending and blocked from the messages, running from the
+leases, failed and cancelled from the dead letters.  Only succeeded jobs, and jobs of any status,
+are read backwards from the newest row of ``jobs``.
 """
 
 from collections import Counter
@@ -36,6 +36,7 @@ from pgqueue.repository.tables import (
     pg,
     queues,
     text_parameter,
+    waiting_messages,
     workers,
 )
 from pgqueue.repository.workers import NOTHING_PAUSED
@@ -46,6 +47,8 @@ JOB = sa.bindparam("job_id", type_=sa.BigInteger)
 
 
 UNFINISHED = (JobStatus.PENDING, JobStatus.BLOCKED, JobStatus.RUNNING)
+MESSAGES = {JobStatus.PENDING: message_queue, JobStatus.BLOCKED: waiting_messages}
+"""The tables that have the messages of jobs that wait."""
 
 
 class JobConditions(TypedDict, total=False):
@@ -79,8 +82,10 @@ class JobFilter:
     """Only jobs that count under this key of a limit."""
     unique_key: str | None = None
     """Only jobs with this unique key."""
+    older_than: timedelta | None = None
+    """Only jobs that were enqueued at least so long ago."""
     are_waiting: bool = False
-    """Of the pending jobs, only those that are not due yet."""
+    """Of the pending and blocked jobs, only those that are not due yet."""
 
     def words(self, table: sa.Table, id: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
         """The conditions, without the status, for a table with columns task and queue."""
@@ -98,6 +103,10 @@ class JobFilter:
             None
             if self.unique_key is None
             else jobs.c.unique_key == sa.cast(self.unique_key, sa.Text),
+            None
+            if self.older_than is None
+            else jobs.c.created_at
+            <= pg.statement_timestamp() - sa.cast(self.older_than, sa.Interval),
         ]
         words: list[sa.ColumnElement[bool]] = [
             sa.type_coerce(word, sa.Boolean) for word in of_job if word is not None
@@ -252,13 +261,14 @@ def _standing_in(
 ) -> tuple[sa.Select[*tuple[Any, ...]], sa.ColumnElement[int]]:
     """The ids of the jobs of one status, and the column that orders them."""
     match status:
-        case JobStatus.PENDING:
+        case JobStatus.PENDING | JobStatus.BLOCKED:
             # From the messages: the backlog limits their number, and nothing limits that of jobs.
-            target = message_queue.c.target_id
+            table = MESSAGES[status]
+            target = table.c.target_id
             leased = sa.exists().where(leases.c.target_id == target)
-            messages = sa.select(target).where(~leased, *which.words(message_queue, target))
+            messages = sa.select(target).where(~leased, *which.words(table, target))
             if which.are_waiting:
-                messages = messages.where(message_queue.c.run_at > pg.statement_timestamp())
+                messages = messages.where(table.c.run_at > pg.statement_timestamp())
             order = target.desc() if newest_first else target
             ordered = messages.order_by(order).subquery("messages")
             # OFFSET 0 makes the planner read each job by its key, while messages are read in their

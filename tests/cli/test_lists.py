@@ -8,11 +8,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from shop_rig import command
+from shop_rig import assert_one_line, command
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from pgqueue import Lease, Limit, MessageQueue, PgQueue, Worker, WorkerProcess
+
+AN_HOUR_AGO = "created_at = created_at - interval '1 hour'"
 
 
 @pytest.fixture
@@ -91,16 +93,33 @@ class TestJobs:
             ("--task add", [3, 2]),
             ("--tag a", [3]),
             ("--tag a --status failed", []),
-            ("--after 2", [3]),
+            ("--after 2", [4, 3]),
+            ("--status blocked", [4]),
+            ("--limit-key bank_[7]", [4]),
+            ("--unique-key k", [3]),
+            ("--batch 1", [3]),
+            ("--older-than 3600", [2]),
+            ("--older-than 3600 --status pending", [2]),
         ],
     )
     def test_they_are_filtered(self, queue: PgQueue, words: str, found: list[int]) -> None:
         queue.tasks["mail.fail"].delay("no")
         Worker(queue, ["mail"]).run_until_empty(timeout=60)
         queue.tasks["add"].delay(1)
-        queue.tasks["add"].options(tags=["a"]).delay(2)
+        with queue.session() as session, session.begin(), queue.batch(session, "b"):
+            queue.tasks["add"].options(tags=["a"], unique_key="k").enqueue(session, 2)
+            session.execute(text(f"UPDATE pgqueue.jobs SET {AN_HOUR_AGO} WHERE id = 2"))
+        queue.tasks["pay"].delay(7)
 
-        assert [job["id"] for job in document(queue, "jobs", *words.split())["jobs"]] == found
+        given = [word.replace("_", " ") for word in words.split()]
+        assert [job["id"] for job in document(queue, "jobs", *given)["jobs"]] == found
+
+    @pytest.mark.parametrize("limit", ["-1", "0", "10001", "1e99", "seven"])
+    def test_a_limit_that_is_no_number_of_jobs_is_refused(self, queue: PgQueue, limit: str) -> None:
+        ended = command(queue, "jobs", "--limit", limit)
+
+        assert_one_line(ended, "Invalid value for '--limit'", limit)
+        assert (ended.returncode, ended.stdout) == (2, "")
 
     def test_a_line_has_the_first_line_of_the_last_error(self, queue: PgQueue) -> None:
         queue.tasks["mail.fail"].delay("not at all\nsecond line")

@@ -12,6 +12,8 @@ from sqlalchemy.orm import Session
 
 from pgqueue import Job, JobStatus, Limit, PgQueue, Secret, Unique, Worker, WorkerProcess
 
+AN_HOUR_AGO = "created_at = created_at - interval '1 hour'"
+
 
 @pytest.fixture
 def queue(engine: Engine) -> PgQueue:
@@ -166,10 +168,14 @@ class TestByFilter:
         ("words", "said"),
         [
             (("cancel", "--status", "pending"), "2 cancelled\n"),
+            (("cancel", "--status", "blocked"), "2 cancelled\n"),
+            (("cancel", "--queue", "default"), "4 cancelled\n"),
+            (("cancel", "--limit", "1"), "1 cancelled\n"),
             (("run-now", "--task", "send"), "1 due now\n"),
+            (("run-now", "--task", "limited"), "1 due now\n"),
             (("change", "--task", "send", "--priority", "9"), "2 changed\n"),
             (("change", "--before", "2", "--priority", "9"), "1 changed\n"),
-            (("change", "--task", "limited", "--delay", "60"), "1 changed\n"),
+            (("change", "--task", "limited", "--delay", "60"), "2 changed\n"),
         ],
     )
     def test_each_verb_finds_the_jobs_that_it_is_for(
@@ -178,10 +184,58 @@ class TestByFilter:
         waiting(queue, "ada", delay=timedelta(hours=1))
         waiting(queue, "bob")
         queue.tasks["limited"].delay(1)
+        queue.tasks["limited"].options(delay=timedelta(hours=1)).delay(2)
 
         ended = command(queue, *words, "--yes")
 
         assert (ended.returncode, ended.stdout) == (0, said)
+
+    @pytest.mark.parametrize("verb", ["cancel", "run-now", "change --priority 9", "requeue"])
+    @pytest.mark.parametrize(
+        "which",
+        ["--batch 1", "--tag vip", "--unique-key k", "--limit-key limited", "--older-than 3600"],
+    )
+    def test_each_verb_selects_as_the_list_does(
+        self, queue: PgQueue, engine: Engine, verb: str, which: str
+    ) -> None:
+        later: dict[str, Any] = {"delay": timedelta(hours=1)}
+        send = queue.tasks["send"]
+        send.options(**later, tags=["vip"]).delay("ada")
+        send.options(**later, unique_key="k").delay("ada")
+        send.options(**later).delay("ada")
+        queue.tasks["limited"].options(**later).delay(1)
+        with queue.session() as session, session.begin():
+            session.execute(text(f"UPDATE pgqueue.jobs SET {AN_HOUR_AGO} WHERE id = 3"))
+            with queue.batch(session, "b"):
+                send.options(**later).enqueue(session, "ada")
+        options = which.split()
+        if verb == "requeue":
+            command(queue, "cancel", "1", "2", "3", "4", "5")
+            options += ["--status", "cancelled"]
+
+        [job] = json.loads(command(queue, "jobs", *options, "--json").stdout)["jobs"]
+        ended = command(queue, *verb.split(), *options, "--yes", "--json")
+        again = command(queue, *verb.split(), str(job["id"]), "--json")
+
+        [number] = json.loads(ended.stdout)["counts"].values()
+        assert number == 1
+        assert json.loads(again.stdout)["counts"] == {"unchanged": 1}, "changed by the first"
+
+    def test_a_cancel_tells_how_many_have_ended_and_how_many_were_asked(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
+        said: list[str] = []
+
+        @queue.task(name="own")
+        def own() -> None:
+            said.append(command(queue, "cancel", "--queue", "default", "--yes").stdout)
+
+        own.delay()
+        waiting(queue, "ada", "bob", delay=timedelta(hours=1))
+        Worker(queue).run_until_empty(timeout=60)
+
+        assert said == ["1 cancel requested, 2 cancelled\n"]
+        assert set(statuses(engine).values()) == {JobStatus.CANCELLED}
 
     def test_of_many_jobs_those_whose_new_key_is_taken_are_named(self, queue: PgQueue) -> None:
         for page in (1, 2):
@@ -255,7 +309,10 @@ class TestNewArguments:
     ("words", "error"),
     [
         ("requeue", "Which jobs? Give their ids, or say --status failed"),
-        ("cancel --task send", "Which jobs? Give their ids, or say --status pending"),
+        ("cancel", "Which jobs? Give their ids, or say --batch 12"),
+        ("requeue --task send", "Which jobs? Give their ids, or say --status failed"),
+        ("cancel --batch b", "'b' is not the id of a batch"),
+        ("cancel --status failed", "is not one of"),
         ("run-now", "Which jobs? Give their ids, or say --task mail.send"),
         ("requeue 1 --status failed", "Give ids, or say which jobs by options, not both"),
         ("change 1 --task send --priority 1", "not both"),
