@@ -1,12 +1,13 @@
 """The commands that change jobs, schedules and workers, named by id or name, or jobs by a filter.
 
 Each job, schedule or worker that is named, and each batch of a filter, is one transaction.  Results
-are printed after the commit.
+are printed after the commit.  Whatever ends a command between two batches, it says how many jobs
+it has changed.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,6 +41,7 @@ from pgqueue.errors import (
 )
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
+from pgqueue.repository.cancel import Cancels
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.listing import UNFINISHED, JobFilter, Listing
 from pgqueue.tasks import editing
@@ -73,6 +75,8 @@ class Verb:
     options: tuple[Decorator, ...] = ()
     is_for_later: bool = False
     """Whether a filter finds only jobs that are not due yet."""
+    is_set_based: bool = False
+    """Whether one statement changes many of the jobs of a filter."""
     reason_unchanged: str = ""
     """Why one of these jobs was left as it is."""
 
@@ -107,7 +111,8 @@ JOB_VERBS = (
     Verb(
         "cancel",
         "Cancel jobs: a waiting job ends at once, a running job is asked to stop."
-        "  Jobs that have ended stay as they are.",
+        "  Jobs that have ended stay as they are.  Of the jobs of a filter, those that wait end "
+        "first, the newest before the others.",
         ("4711 4712", "--batch 12"),
         act=lambda kill: partial(PgQueue.cancel, kill=kill),
         options=(
@@ -119,6 +124,7 @@ JOB_VERBS = (
         ),
         statuses=UNFINISHED,
         called="unfinished",
+        is_set_based=True,
     ),
     Verb(
         "run-now",
@@ -229,7 +235,9 @@ def _run(
         if found and not yes:
             words = verb.called if not statuses else " or ".join(sorted(wanted))
             _ask(f"{verb.name.replace('-', ' ')} {len(found):,} {words} jobs")
-        are_missed = _change_many(queue, verb, act, found, as_json=as_json)
+        steps = _cancels if verb.is_set_based else _batches
+        batches = steps(queue, verb, act, found, chosen)
+        are_missed = _change_many(batches, len(found), as_json=as_json)
         if not found and not as_json:
             click.echo("No job fits.")
             hint_at_names(queue, task=chosen.task, queue_name=chosen.queue)
@@ -259,23 +267,47 @@ def _change_named(
     return bool(counts[NOT_FOUND] or counts[KEY_TAKEN] or counts[REFUSED])
 
 
-def _change_many(
-    queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int], *, as_json: bool
-) -> bool:
+def _change_many(batches: Iterable[Sequence[Result]], matched: int, *, as_json: bool) -> bool:
     """Change the jobs in batches; whether one was refused or its key taken."""
     counts: Counter[str] = Counter()
-    for start in range(0, len(job_ids), BATCH):
-        batch = _change_batch(queue, verb, act, job_ids[start : start + BATCH])
-        missed = [result for result in batch if result.change in (REFUSED, KEY_TAKEN)]
-        for result in missed[: max(0, SHOWN - counts[REFUSED] - counts[KEY_TAKEN])]:
-            click.echo(str(result), err=True)
-        counts.update(result.change for result in batch)
-    if as_json:
-        print_json({"matched": len(job_ids), "counts": counts})
-    elif counts:
-        words = (f"{n:,} {change.replace('_', ' ')}" for change, n in sorted(counts.items()))
-        click.echo(", ".join(words))
+    try:
+        for batch in batches:
+            missed = [result for result in batch if result.change in (REFUSED, KEY_TAKEN)]
+            for result in missed[: max(0, SHOWN - counts[REFUSED] - counts[KEY_TAKEN])]:
+                click.echo(str(result), err=True)
+            counts.update(result.change for result in batch)
+    finally:  # also after Ctrl-C, or an error of the database
+        if as_json:
+            print_json({"matched": matched, "counts": counts})
+        elif counts:
+            words = (f"{n:,} {change.replace('_', ' ')}" for change, n in sorted(counts.items()))
+            click.echo(", ".join(words))
     return bool(counts[REFUSED] or counts[KEY_TAKEN])
+
+
+def _batches(
+    queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int], _which: JobFilter
+) -> Iterator[list[Result]]:
+    for start in range(0, len(job_ids), BATCH):
+        yield _change_batch(queue, verb, act, job_ids[start : start + BATCH])
+
+
+def _cancels(
+    queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int], which: JobFilter
+) -> Iterator[list[Result]]:
+    """End the jobs that wait, a thousand in one transaction; then cancel each of the others in one
+    of its own: this may wait for a transaction that has locked the job, and locks no other."""
+    left = set(job_ids)
+    with opened(queue) as session:
+        chunks = Cancels(session).waiting(which, among=left)
+    for chunk in chunks:
+        with opened(queue) as session:
+            ended = Cancels(session).end(chunk)
+            session.commit()
+        left -= ended
+        yield [Result(job_id, Change.CANCELLED.name.lower()) for job_id in ended]
+    for job_id in sorted(left):
+        yield _change_batch(queue, verb, act, [job_id])
 
 
 def _change_batch(queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int]) -> list[Result]:

@@ -6,7 +6,7 @@ by its whole key.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.orm import Session
 
+from pgqueue.errors import JobNotFound
 from pgqueue.models import JobStatus
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.listing import MESSAGES, JobFilter, Listing
@@ -108,13 +109,16 @@ class Cancels:
     def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
 
-    def waiting(self, which: JobFilter) -> list[Chunk]:
-        """The jobs of the filter that wait, the newest first.  Locks nothing."""
+    def waiting(self, which: JobFilter, *, among: Container[int] | None = None) -> list[Chunk]:
+        """The jobs of the filter that wait, perhaps only those ``among`` some ids, the newest
+        first.  Locks nothing."""
         chunks = []
         for status, table in MESSAGES.items():
             if status in which.statuses:
                 rows = self._executor.execute(waiting_jobs(which, table)).mappings()
                 found = [dict(row) for row in rows]
+                if among is not None:
+                    found = [row for row in found if int(row["target_id"]) in among]
                 chunks += [
                     Chunk(table, found[start : start + AT_ONCE])
                     for start in range(0, len(found), AT_ONCE)
@@ -143,5 +147,8 @@ class Cancels:
             running = replace(which, statuses=frozenset({JobStatus.RUNNING}))
             left += Listing(self._executor).ids(running)
         for job_id in sorted(set(left)):
-            counts[Jobs(self._executor).cancel(job_id)] += 1
+            try:
+                counts[Jobs(self._executor).cancel(job_id)] += 1
+            except JobNotFound:  # deleted as it succeeded, by keep=timedelta(0)
+                counts[Change.UNCHANGED] += 1
         return +counts

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from chaos.interleavings.logical_workers import LogicalWorker, enqueue
+from chaos.interleavings.logical_workers import LogicalWorker, enqueue, waiting
 from pgqueue import ArgumentsError, Change, Job, JobStatus, Limit, OptionError, PgQueue
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository.cancel import Cancels
@@ -85,6 +85,28 @@ def test_a_job_that_is_locked_is_left_by_the_statement(engine: Engine) -> None:
         assert chunk.job_ids == ids[::-1]
         assert Cancels(connection).end(chunk) == {ids[0], ids[2]}
     assert statuses(engine)[ids[1]] == JobStatus.PENDING
+
+
+def test_a_running_job_that_is_deleted_meanwhile_is_no_error(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    """As one that succeeds with keep=timedelta(0)."""
+    first, second = enqueue(engine), enqueue(engine)
+    worker.claim(2)
+    with engine.connect() as deleting, engine.connect() as cancelling:
+        for table, column in (("jobs", "id"), ("leases", "target_id")):
+            gone = f"DELETE FROM pgqueue.{table} WHERE {column} = {first}"
+            deleting.execute(text(gone))
+
+        def cancel_both() -> dict[Change, int]:
+            return queue.cancel_where(cancelling, queue="default")
+
+        with waiting(engine, cancelling, cancel_both) as counts:
+            deleting.commit()
+        cancelling.commit()
+
+    assert counts == [{Change.UNCHANGED: 1, Change.CANCEL_REQUESTED: 1}]
+    assert statuses(engine) == {second: JobStatus.RUNNING}
 
 
 def test_jobs_that_have_ended_and_all_jobs_are_refused(engine: Engine) -> None:
