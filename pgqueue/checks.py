@@ -60,6 +60,15 @@ def check_known_task_name(name: Any) -> None:
         )
 
 
+def check_text(where: str, name: str, value: Any) -> None:
+    """Refuse what no text in PostgreSQL can be: NUL and lone surrogates cannot be stored."""
+    is_text = isinstance(value, str) and not any(
+        one == "\0" or "\ud800" <= one <= "\udfff" for one in value
+    )
+    if not is_text:
+        raise OptionError(f"{where}{name} is {shown(value)}; give a text")
+
+
 def shown(name: Any) -> str:
     """A name for an error: as it is, or the beginning of its repr if it is long or no name."""
     is_name = isinstance(name, str) and len(name) <= LONGEST_SHOWN and name.isprintable() and name

@@ -13,7 +13,14 @@ from uuid import UUID
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 
-from pgqueue.checks import check_known_task_name, check_queue_name, check_whole, checked_id, shown
+from pgqueue.checks import (
+    check_known_task_name,
+    check_queue_name,
+    check_text,
+    check_whole,
+    checked_id,
+    shown,
+)
 from pgqueue.database.callers import executor, in_transaction, may_notify, translated_errors
 from pgqueue.errors import ArgumentsError, OptionError
 from pgqueue.models import JobStatus
@@ -27,6 +34,7 @@ from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.listing import UNFINISHED, JobConditions, JobFilter
 from pgqueue.repository.workers import Workers
 from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checked_key, key_of
+from pgqueue.rules.unique import digest_if_long
 from pgqueue.tasks import Task
 from pgqueue.tasks.editing import Changes
 from pgqueue.tasks.editing import change as change_job
@@ -154,8 +162,8 @@ class Operations:
         for name, value in conditions.items():
             if name == "batch" and value is not None:
                 checked_id(value, "batch")
-            elif value is not None and (not isinstance(value, str) or "\0" in value):
-                raise OptionError(f"cancel_where: {name} is {shown(value)}; give a text")
+            elif value is not None:
+                check_text("cancel_where: ", name, value)
         which = JobFilter(frozenset(map(JobStatus, statuses)), **conditions)
         return dict(Cancels(in_transaction(session, "cancel of several jobs")).all_of(which))
 
@@ -165,6 +173,31 @@ class Operations:
     ) -> dict[Change, int]:
         """Cancel the jobs of a batch that have not ended, as :meth:`cancel_where` does."""
         return self.cancel_where(session, batch=checked_id(batch_id, "batch"))
+
+    @translated_errors()
+    def cancel_by_key(
+        self,
+        session: Session | Connection | scoped_session[Any],
+        key: str,
+        queue: str | None = None,
+    ) -> dict[Change, int]:
+        """Cancel the unfinished job that holds a unique key; returns what was done, as
+        :meth:`cancel_where` does, and an empty dict if no job holds the key.
+
+        ``key``: the key that was given to the enqueue.  A key that is made of arguments or belongs
+        to a period is given as in ``Job.unique_key``.  ``queue``: the name of a queue; without it,
+        the job with this key in each queue.
+
+        Finds the job by an index.  A job that has released its key, because its handler has started
+        (``until="started"``) or because it was asked to stop before, is not found, nor is a job
+        whose enqueue has not been committed.  Raises OptionError for a key that is no text, and for
+        a name that no queue can have.
+        """
+        check_text("cancel_by_key: ", "key", key)
+        if queue is not None:
+            check_queue_name(queue, "cancel_by_key: ")
+        cancels = Cancels(in_transaction(session, "cancel by a unique key"))
+        return dict(cancels.of_keys([digest_if_long(key)], queue))
 
     @translated_errors()
     def requeue(

@@ -137,6 +137,7 @@ async def _enqueue_async(url: str, queue: PgQueue) -> None:
         ids = await send_welcome.enqueue_many_async(session, [(9,), {"user_id": 10}])
         assert await session.run_sync(queue.cancel, job.id)
         assert await session.run_sync(queue.requeue, job.id)
+        assert await session.run_sync(queue.cancel_by_key, "seven") == {}
         assert len(ids) == 2
     await engine.dispose()
 

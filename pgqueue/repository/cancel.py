@@ -6,7 +6,7 @@ by its whole key.
 
 import json
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -25,6 +25,8 @@ from pgqueue.repository.tables import (
     CTID,
     PLACE,
     among,
+    array_of,
+    array_parameter,
     clock,
     dead_letters,
     document,
@@ -32,6 +34,7 @@ from pgqueue.repository.tables import (
     jobs,
     leases,
     message_queue,
+    text_parameter,
     waiting_messages,
 )
 
@@ -91,6 +94,21 @@ def cancel_waiting(table: sa.Table) -> sa.Executable:
     return sa.select(job.c.id).add_cte(letter.on_conflict_do_nothing().cte("letter"))
 
 
+@cache
+def jobs_of_keys(*, in_one_queue: bool) -> sa.Executable:
+    """The unfinished jobs that hold these unique keys.
+
+    Without a queue, reads the index of the keys that are held, but no jobs beside these.
+    """
+    of_queue = [jobs.c.queue == text_parameter("queue")] if in_one_queue else []
+    return sa.select(jobs.c.id).where(
+        jobs.c.held_unique_key == sa.any_(array_parameter("keys", sa.Text)),
+        jobs.c.held_unique_key.is_not(None),
+        jobs.c.outcome.is_(None),
+        *of_queue,
+    )
+
+
 class Chunk(NamedTuple):
     """Jobs that waited when they were selected."""
 
@@ -146,9 +164,20 @@ class Cancels:
         if JobStatus.RUNNING in which.statuses:
             running = replace(which, statuses=frozenset({JobStatus.RUNNING}))
             left += Listing(self._executor).ids(running)
-        for job_id in sorted(set(left)):
+        return +(counts + self._each(left))
+
+    def of_keys(self, keys: Sequence[str], queue: str | None) -> Counter[Change]:
+        """Cancel the jobs that hold these unique keys, in a queue or in all."""
+        parameters = {"keys": array_of(keys)} | ({} if queue is None else {"queue": queue})
+        statement = jobs_of_keys(in_one_queue=queue is not None)
+        return self._each([row[0] for row in self._executor.execute(statement, parameters)])
+
+    def _each(self, job_ids: Iterable[int]) -> Counter[Change]:
+        """Cancel jobs one by one; this may wait for transactions that have locked rows."""
+        counts: Counter[Change] = Counter()
+        for job_id in sorted(set(job_ids)):
             try:
                 counts[Jobs(self._executor).cancel(job_id)] += 1
             except JobNotFound:  # deleted as it succeeded, by keep=timedelta(0)
                 counts[Change.UNCHANGED] += 1
-        return +counts
+        return counts

@@ -133,6 +133,10 @@ def storable_key(key: Any, task_name: str) -> str | None:
             f"task {task_name}: unique_key {key!r} begins as the keys of Unique(period=...) do; "
             "choose another"
         )
+    return digest_if_long(key)
+
+
+def digest_if_long(key: str) -> str:
     if len(key) <= LONGEST_PLAIN_KEY:
         return key
     return f"sha256:{sha256(key.encode()).hexdigest()}"

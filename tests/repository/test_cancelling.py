@@ -8,7 +8,17 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import LogicalWorker, enqueue, waiting
-from pgqueue import ArgumentsError, Change, Job, JobStatus, Limit, OptionError, PgQueue
+from pgqueue import (
+    ArgumentsError,
+    Change,
+    Job,
+    JobStatus,
+    Limit,
+    OptionError,
+    PgQueue,
+    Unique,
+    Worker,
+)
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository.cancel import Cancels
 from pgqueue.repository.listing import JobFilter
@@ -32,6 +42,11 @@ def bound(engine: Engine) -> None:
 def cancel(engine: Engine, **conditions: Any) -> dict[Change, int]:
     with Session(engine) as session, session.begin():
         return queue.cancel_where(session, **conditions)
+
+
+def by_key(engine: Engine, *which: Any) -> dict[Change, int]:
+    with Session(engine) as session, session.begin():
+        return queue.cancel_by_key(session, *which)
 
 
 def statuses(engine: Engine) -> dict[int, JobStatus]:
@@ -118,6 +133,52 @@ def test_jobs_that_have_ended_and_all_jobs_are_refused(engine: Engine) -> None:
         cancel(engine, tag=7)
     with pytest.raises(ArgumentsError, match="a batch's id is needed here, not str"):
         cancel(engine, batch="7")
+
+
+class TestByKey:
+    def test_the_waiting_job_with_the_key_ends(self, engine: Engine) -> None:
+        other = send.options(unique_key="eight").delay(1)
+        job = send.options(unique_key="seven").delay(2)
+
+        assert by_key(engine, "seven") == {Change.CANCELLED: 1}
+        assert by_key(engine, "seven") == {}
+        assert statuses(engine) == {other.id: JobStatus.PENDING, job.id: JobStatus.CANCELLED}
+
+    def test_of_one_queue_or_of_all(self, engine: Engine) -> None:
+        for name in ("mail", "letters", "parcels"):
+            send.options(unique_key="seven", queue=name).delay(1)
+
+        assert by_key(engine, "seven", "mail") == {Change.CANCELLED: 1}
+        assert by_key(engine, "seven") == {Change.CANCELLED: 2}
+
+    def test_of_a_running_job_asks_it_to_stop(self, engine: Engine, worker: LogicalWorker) -> None:
+        job = enqueue(engine, key="seven")
+        worker.claim()
+
+        assert by_key(engine, "seven") == {Change.CANCEL_REQUESTED: 1}
+        assert by_key(engine, "seven") == {}, "it has given up its key"
+        assert statuses(engine) == {job: JobStatus.RUNNING}
+
+    def test_a_long_key_is_given_as_to_the_enqueue(self, engine: Engine) -> None:
+        send.options(unique_key="é" * 600).delay(1)
+
+        assert by_key(engine, "é" * 600) == {Change.CANCELLED: 1}
+
+    def test_the_key_of_a_period_is_given_as_the_job_has_it(self, engine: Engine) -> None:
+        once = send.options(unique=Unique(key="seven", period=timedelta(days=1)))
+        job = once.delay(1)
+
+        assert by_key(engine, str(job.unique_key)) == {Change.CANCELLED: 1}
+
+        ended = once.delay(1)
+        Worker(queue).run_until_empty(timeout=60)
+        assert by_key(engine, str(ended.unique_key)) == {}, "it still has its key"
+        assert statuses(engine)[ended.id] == JobStatus.SUCCEEDED
+
+    @pytest.mark.parametrize("key", [7, None, "a\0", "\ud800"])
+    def test_what_is_no_text_is_refused(self, engine: Engine, key: Any) -> None:
+        with pytest.raises(OptionError, match=r"cancel_by_key: key is .*; give a text"):
+            by_key(engine, key)
 
 
 def test_the_key_of_a_job_that_is_being_cancelled_is_free(

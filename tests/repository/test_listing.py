@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from chaos.plans import TELLING, Plan, plans_of
 from pgqueue import JobNotFound, JobStatus
+from pgqueue.repository.cancel import Cancels
 from pgqueue.repository.health import Health
 from pgqueue.repository.listing import JobFilter, Listing
 from pgqueue.testing.databases import fresh_database
@@ -113,6 +114,18 @@ class TestPages:
 
         assert seen == Listing(history).ids(which)[::-1]
         assert len(seen) == 530
+
+
+@pytest.mark.parametrize("queue", ["default", None])
+def test_the_job_of_a_unique_key_is_found_by_an_index(
+    history: Connection, queue: str | None
+) -> None:
+    with plans_of(history) as plans:
+        assert Cancels(history).of_keys(["seven"], queue) == {}
+
+    # Perhaps by a bitmap of that index; the buffers tell that from a scan.
+    assert plans.only.scans_of("jobs") <= {"Index Scan jobs_held_unique_key", "Bitmap Heap Scan"}
+    assert plans.only.buffers < 100
 
 
 def assert_no_scan_of_jobs(plan: Plan) -> None:
