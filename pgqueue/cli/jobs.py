@@ -93,6 +93,7 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
             "limits": job.limits,
             "is_queue_paused": job.is_queue_paused,
             "is_task_paused": job.is_task_paused,
+            "is_queue_served": job.is_queue_served,
         }
         print_json({**job.columns, **more, "failed_attempts": job.past_attempts})
         return
@@ -238,6 +239,11 @@ def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
             yield "paused", f"queue {row['queue']}: pgqueue resume {row['queue']}"
         if job.is_task_paused:
             yield "paused", f"task {row['task']}: pgqueue resume --task {row['task']}"
+        if not job.is_queue_served:
+            yield (
+                "workers",
+                f"none serves queue {row['queue']}: pgqueue worker --queues {row['queue']}",
+            )
     for limit in job.limits:
         yield "limit", f"{limit.key}, {_use(limit)}"
     if row["progress"] is not None:

@@ -24,6 +24,10 @@ from pgqueue.repository.tables import (
     workers,
 )
 
+LONGEST_SILENCE = 60.0
+"""Seconds without an answer of the database, or without a look for jobs, after which a worker
+counts as not live.  Longer than an outage for which a restart of the worker would not help."""
+
 
 @cache
 def count_jobs(*, succeeded: bool) -> sa.Executable:
@@ -112,8 +116,19 @@ def due_jobs_nobody_serves() -> sa.Executable:
         .group_by(messages.c.queue)
         .subquery("due")
     )
-    served = sa.exists().where(workers.c.dead_at.is_(None), workers.c.queues.has_key(due.c.queue))
-    return sa.select(due.c.queue, due.c.jobs, due.c.waits).where(~served).order_by(due.c.queue)
+    unserved = sa.select(due.c.queue, due.c.jobs, due.c.waits).where(~is_served(due.c.queue))
+    return unserved.order_by(due.c.queue)
+
+
+def is_served(queue: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Whether a worker that runs serves a queue.  The last worker is declared dead by none: its
+    heartbeat tells."""
+    silence = sa.literal_column(f"interval '{LONGEST_SILENCE:g} seconds'", sa.Interval)
+    return sa.exists().where(
+        workers.c.dead_at.is_(None),
+        workers.c.heartbeat_at > pg.statement_timestamp() - silence,
+        workers.c.queues.has_key(queue),
+    )
 
 
 @cache

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from pgqueue.errors import JobNotFound
 from pgqueue.models import SCHEMA, Job, JobStatus
 from pgqueue.repository.admit import Admissions
+from pgqueue.repository.health import is_served
 from pgqueue.repository.reading import moment, readable, span
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
@@ -219,13 +220,15 @@ def holder_of_job() -> sa.Executable:
 
 
 @cache
-def pauses_of_job() -> sa.Executable:
-    """Whether the queue of a job is paused, and whether its task is."""
-    queue = queues.c.name == text_parameter("queue_name")
+def service_of_job() -> sa.Executable:
+    """Whether the queue of a job is paused, whether its task is, and whether a worker serves it."""
+    name = text_parameter("queue_name")
     task = paused_tasks.c.task == text_parameter("task_name")
+    is_paused = [queues.c.name == name, queues.c.paused_at.is_not(None)]
     return sa.select(
-        sa.exists().where(queue, queues.c.paused_at.is_not(None)).label("is_queue_paused"),
+        sa.exists().where(*is_paused).label("is_queue_paused"),
         sa.exists().where(task).label("is_task_paused"),
+        is_served(name).label("is_queue_served"),
     )
 
 
@@ -392,6 +395,8 @@ class JobDetails:
     limits: Sequence[LimitUse] = ()
     is_queue_paused: bool = False
     is_task_paused: bool = False
+    is_queue_served: bool = True
+    """Whether a worker that runs serves its queue."""
 
 
 class Listing:
@@ -436,15 +441,14 @@ class Listing:
         held = self._executor.execute(holder_of_job(), one).one_or_none()
         past = self._executor.execute(attempts_of_job(hidden), one)
         names = {"queue_name": columns["queue"], "task_name": columns["task"]}
-        paused = self._executor.execute(pauses_of_job(), names).one()
+        service = self._executor.execute(service_of_job(), names).mappings().one()
         return JobDetails(
             status=status,
             columns=columns,
             holder=Holder(*held) if held else None,
             past_attempts=[PastAttempt(*attempt) for attempt in past],
             limits=self._limits(columns["limit_keys"]),
-            is_queue_paused=paused.is_queue_paused,
-            is_task_paused=paused.is_task_paused,
+            **service,
         )
 
     def _limits(self, limit_keys: str | None) -> list[LimitUse]:

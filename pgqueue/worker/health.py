@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-LONGEST_SILENCE = 60.0
-"""Seconds without an answer of the database, or without a look for jobs, after which a worker
-counts as not live.  Longer than an outage for which a restart of the worker would not help."""
+from pgqueue.repository.health import LONGEST_SILENCE as LONGEST_SILENCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,16 @@
 
 import json
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from shop_rig import assert_one_line, command
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from pgqueue import Job, JobContext, Limit, PgQueue, Retry, Secret, Worker
+from pgqueue import Job, JobContext, Limit, PgQueue, Retry, Secret, Worker, WorkerProcess
 
 
 @pytest.fixture
@@ -124,6 +125,27 @@ class TestShow:
         with queue.session() as session, session.begin():
             queue.set_limit(session, "api", 0)
         assert "api [7], paused" in shown(queue, "2")
+
+    def test_a_waiting_job_whose_queue_no_worker_serves_says_so(
+        self, queue: PgQueue, session: Session
+    ) -> None:
+        """Neither a worker of another queue, nor one that has been silent for a minute."""
+        queue.tasks["post"].delay("ada")
+        process = {"hostname": "here", "pid": 1, "backend_pid": 1, "slots": 4}
+        silent = datetime.now(UTC) - timedelta(seconds=61)
+        session.add(WorkerProcess(id=uuid4(), queues=["default"], **process))
+        session.add(WorkerProcess(id=uuid4(), queues=["mail"], heartbeat_at=silent, **process))
+        session.commit()
+
+        words = "workers       none serves queue mail: pgqueue worker --queues mail\n"
+        assert words in shown(queue, "1")
+        assert document(queue, "1")["is_queue_served"] is False
+        assert "no living worker serves queue mail" in command(queue, "doctor").stdout
+
+        session.add(WorkerProcess(id=uuid4(), queues=["mail"], **process))
+        session.commit()
+        assert "none serves" not in shown(queue, "1")
+        assert document(queue, "1")["is_queue_served"] is True
 
     def test_arguments_and_result_of_a_task_that_the_app_has_not_are_hidden(
         self, queue: PgQueue, engine: Engine
