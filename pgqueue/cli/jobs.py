@@ -83,9 +83,10 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
     with opened(queue) as session:
         job = Listing(session).job(job_id)
     is_known = job.columns["task"] in queue.tasks
-    job = _redacted(queue, job) if is_known or show_arguments else _hidden(job)
     if not is_known and not show_arguments:
+        job = _hidden(job)
         click.echo(UNKNOWN, err=True)
+    job = _redacted(queue, job)
     if as_json:
         more = {
             "status": job.status,
@@ -168,7 +169,7 @@ def _hidden(job: JobDetails) -> JobDetails:
             columns[name] = dict.fromkeys(value, MASK)
         elif value not in (None, NOT_YOURS):
             columns[name] = MASK
-    return _redacted(PgQueue(), replace(job, columns=columns))
+    return replace(job, columns=columns)
 
 
 def _redacted(queue: PgQueue, job: JobDetails) -> JobDetails:

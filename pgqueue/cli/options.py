@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import click
 
@@ -79,6 +80,14 @@ def as_job_id(value: str, of: str = "job") -> int:
 def as_batch_id(value: str) -> int:
     """Parameter type: the id of a batch that may or may not exist."""
     return as_job_id(value, "batch")
+
+
+def as_worker_id(value: str) -> UUID:
+    """Parameter type: the id of a worker that may or may not live."""
+    try:
+        return UUID(value)
+    except ValueError as error:
+        raise click.BadParameter("give the ids that `pgqueue workers` shows") from error
 
 
 def as_time(value: str) -> datetime:

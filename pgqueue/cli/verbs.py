@@ -25,6 +25,7 @@ from pgqueue.cli.options import (
     as_arguments,
     as_job_id,
     as_time,
+    as_worker_id,
     hint_at_names,
     on_database_with_json,
     together,
@@ -235,8 +236,7 @@ def _run(
         if found and not yes:
             words = verb.called if not statuses else " or ".join(sorted(wanted))
             _ask(f"{verb.name.replace('-', ' ')} {len(found):,} {words} jobs")
-        steps = _cancels if verb.is_set_based else _batches
-        batches = steps(queue, verb, act, found, chosen)
+        batches = _batches(queue, verb, act, found, chosen)
         are_missed = _change_many(batches, len(found), as_json=as_json)
         if not found and not as_json:
             click.echo("No job fits.")
@@ -286,28 +286,27 @@ def _change_many(batches: Iterable[Sequence[Result]], matched: int, *, as_json: 
 
 
 def _batches(
-    queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int], _which: JobFilter
-) -> Iterator[list[Result]]:
-    for start in range(0, len(job_ids), BATCH):
-        yield _change_batch(queue, verb, act, job_ids[start : start + BATCH])
-
-
-def _cancels(
     queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int], which: JobFilter
 ) -> Iterator[list[Result]]:
-    """End the jobs that wait, a thousand in one transaction; then cancel each of the others in one
-    of its own: this may wait for a transaction that has locked the job, and locks no other."""
-    left = set(job_ids)
-    with opened(queue) as session:
-        chunks = Cancels(session).waiting(which, among=left)
-    for chunk in chunks:
+    """Change the jobs of a filter, each batch in one transaction.
+
+    A cancel first ends those that wait, a thousand at once.  The others have a transaction each: it
+    may wait for one that has locked the job, and must not lock others meanwhile.
+    """
+    left, size = set(job_ids), BATCH
+    if verb.is_set_based:
+        size = 1
         with opened(queue) as session:
-            ended = Cancels(session).end(chunk)
-            session.commit()
-        left -= ended
-        yield [Result(job_id, Change.CANCELLED.name.lower()) for job_id in ended]
-    for job_id in sorted(left):
-        yield _change_batch(queue, verb, act, [job_id])
+            chunks = Cancels(session).waiting(which, among=left)
+        for chunk in chunks:
+            with opened(queue) as session:
+                ended = Cancels(session).end(chunk)
+                session.commit()
+            left -= ended
+            yield [Result(job_id, Change.CANCELLED.name.lower()) for job_id in ended]
+    ordered = sorted(left)
+    for start in range(0, len(ordered), size):
+        yield _change_batch(queue, verb, act, ordered[start : start + size])
 
 
 def _change_batch(queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int]) -> list[Result]:
@@ -418,17 +417,8 @@ def _change_schedule(queue: PgQueue, verb: str, name: str) -> dict[str, Any]:
     return result
 
 
-def _as_worker_ids(
-    _ctx: click.Context, _parameter: click.Parameter, values: Sequence[str]
-) -> list[UUID]:
-    try:
-        return [UUID(value) for value in values]
-    except ValueError as error:
-        raise click.BadParameter("give the ids that `pgqueue workers` shows") from error
-
-
 @click.command()
-@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, callback=_as_worker_ids)
+@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, type=as_worker_id)
 @on_database_with_json
 def quiet(given: CliState, as_json: bool, worker_ids: Sequence[UUID]) -> None:
     """Make workers claim no more jobs, within a second.

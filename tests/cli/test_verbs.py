@@ -1,16 +1,20 @@
 """The commands that change jobs, schedules and workers: each verb, by ids and by a filter."""
 
 import json
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
+import click
 import pytest
 from shop_rig import assert_one_line, command
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 from pgqueue import Job, JobStatus, Limit, PgQueue, Secret, Unique, Worker, WorkerProcess
+from pgqueue.cli import main
+from pgqueue.repository.listing import JobFilter
 
 AN_HOUR_AGO = "created_at = created_at - interval '1 hour'"
 
@@ -220,6 +224,16 @@ class TestByFilter:
         [number] = json.loads(ended.stdout)["counts"].values()
         assert number == 1
         assert json.loads(again.stdout)["counts"] == {"unchanged": 1}, "changed by the first"
+
+    @pytest.mark.parametrize("name", ["jobs list", "cancel", "run-now", "change", "requeue"])
+    def test_every_condition_of_the_filter_is_an_option(self, name: str) -> None:
+        found: click.Command = main
+        for word in name.split():
+            assert isinstance(found, click.Group)
+            found = found.commands[word]
+
+        conditions = {field.name for field in fields(JobFilter)} - {"are_waiting"}
+        assert conditions <= {option.name for option in found.params}
 
     def test_a_cancel_tells_how_many_have_ended_and_how_many_were_asked(
         self, queue: PgQueue, engine: Engine

@@ -52,7 +52,19 @@ def all_statements() -> Iterator[tuple[str, str]]:
             yield f"{name} {arguments}", words_of(build(**arguments))
     for status in [None, *JobStatus]:
         chosen = frozenset([status] if status else [])
-        which = JobFilter(chosen, "t", "q", 9, 1, "tag", 7, "limit", "key", timedelta(1), True)
+        which = JobFilter(
+            statuses=chosen,
+            task="t",
+            queue="q",
+            before=9,
+            after=1,
+            tag="tag",
+            batch=7,
+            limit_key="limit",
+            unique_key="key",
+            older_than=timedelta(days=1),
+            are_waiting=True,
+        )
         yield f"list_jobs {status}", words_of(listing.list_jobs(which, limit=9))
     yield "job_details", words_of(listing.job_details(frozenset()))
     yield "attempts_of_job", words_of(listing.attempts_of_job(frozenset()))
