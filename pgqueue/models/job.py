@@ -56,9 +56,9 @@ class Job(Base):
 
     result: Mapped[Any] = mapped_column(JSONB(none_as_null=True), nullable=True)
     last_error: Mapped[str | None]
-    """The error message of the attempt that failed last, or the reason why the job waits as an
-    :class:`UnreadableJob`; NULL if the job has succeeded.  :class:`JobAttempt` has the errors of
-    all attempts."""
+    """The error message of the attempt that failed last, or the type of an exception without a
+    message, or the reason why the job waits as an :class:`UnreadableJob`; NULL if the job has
+    succeeded.  :class:`JobAttempt` has the errors of all attempts."""
 
     unique_key: Mapped[str | None]
     held_unique_key: Mapped[str | None]

@@ -321,7 +321,8 @@ def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
                         pg.concat(lease.c.error, LAST_INTERRUPTION, lease.c.max_interruptions),
                     )
                 ),
-                lease.c.error,
+                sa.func.nullif(sa.cast(lease.c.error, sa.Text), sa.literal_column("''", sa.Text)),
+                lease.c.error_type,  # of an exception without a message
                 sa.case((lease.c.ending.is_distinct_from(SUCCEEDED), jobs.c.last_error)),
             ),
             started_at=sa.case((lease.c.burned == BURNED, lease.c.started_at)),

@@ -19,6 +19,7 @@ from pgqueue import Job, JobAttempt, JobStatus, MessageQueue, PgQueueError, Snoo
 from pgqueue.models import UnreadableJob
 from pgqueue.outcomes import (
     AttemptEnd,
+    ErrorReport,
     Failed,
     Interrupted,
     Outcome,
@@ -114,6 +115,18 @@ def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(
     rows = sorted((row.attempt, row.outcome, row.error_type) for row in stored(engine, JobAttempt))
     assert rows == [(attempt, "failed", "ValueError") for attempt in (1, 2, 3)]
     assert violations(engine) == []
+
+
+def test_the_last_error_of_an_exception_without_a_message_is_its_type(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    silent = ErrorReport("shop.OutOfStock", "", "")
+
+    assert worker.settle(worker.claim_new(engine), Failed(silent))
+
+    assert only_job(engine).last_error == "shop.OutOfStock"
+    [failed] = stored(engine, JobAttempt)
+    assert (failed.error_type, failed.error) == ("shop.OutOfStock", "")
 
 
 @pytest.mark.parametrize("how", ["with a result", "in a batch", "in its transaction"])

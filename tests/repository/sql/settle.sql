@@ -63,25 +63,26 @@ job AS
     >= lease.max_interruptions) THEN 'failed' END, result=lease.result, last_error=coalesce(CASE
     WHEN (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= lease.max_interruptions) THEN
     pg_catalog.concat(lease.error, ' The job has reached max_interruptions = ',
-    lease.max_interruptions) END, lease.error, CASE WHEN (lease.ending IS DISTINCT FROM 'succeeded')
-    THEN pgqueue.jobs.last_error END), held_unique_key=CASE WHEN (CASE WHEN
-    (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN 'cancelled' WHEN (lease.ending IS NOT NULL)
-    THEN lease.ending WHEN (lease.burned = 1 AND lease.attempt >= pgqueue.jobs.max_attempts) THEN
-    'failed' WHEN (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= lease.max_interruptions) THEN
-    'failed' END IS NULL) THEN pgqueue.jobs.held_unique_key WHEN (CASE WHEN
-    (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN 'cancelled' WHEN (lease.ending IS NOT NULL)
-    THEN lease.ending WHEN (lease.burned = 1 AND lease.attempt >= pgqueue.jobs.max_attempts) THEN
-    'failed' WHEN (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= lease.max_interruptions) THEN
-    'failed' END = 'succeeded') THEN CASE WHEN pg_catalog.starts_with(pgqueue.jobs.held_unique_key,
-    CAST('pgqueue.period:' AS TEXT)) THEN pgqueue.jobs.held_unique_key END END, started_at=CASE WHEN
-    (lease.burned = 1) THEN lease.started_at END, finished_at=CASE WHEN (CASE WHEN
-    (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN 'cancelled' WHEN (lease.ending IS NOT NULL)
-    THEN lease.ending WHEN (lease.burned = 1 AND lease.attempt >= pgqueue.jobs.max_attempts) THEN
-    'failed' WHEN (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= lease.max_interruptions) THEN
-    'failed' END IS NOT NULL) THEN pg_catalog.clock_timestamp() END FROM lease WHERE pgqueue.jobs.id
-    = lease.target_id AND pgqueue.jobs.outcome IS NULL RETURNING pgqueue.jobs.id,
-    pgqueue.jobs.queue, pgqueue.jobs.task, pgqueue.jobs.args, pgqueue.jobs.priority,
-    pgqueue.jobs.run_at, pgqueue.jobs.max_attempts, pgqueue.jobs.attempts, pgqueue.jobs.snoozes,
+    lease.max_interruptions) END, nullif(CAST(lease.error AS TEXT), ''), lease.error_type, CASE WHEN
+    (lease.ending IS DISTINCT FROM 'succeeded') THEN pgqueue.jobs.last_error END),
+    held_unique_key=CASE WHEN (CASE WHEN (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN
+    'cancelled' WHEN (lease.ending IS NOT NULL) THEN lease.ending WHEN (lease.burned = 1 AND
+    lease.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN (CAST(pgqueue.jobs.interruptions
+    AS INTEGER) + 1 >= lease.max_interruptions) THEN 'failed' END IS NULL) THEN
+    pgqueue.jobs.held_unique_key WHEN (CASE WHEN (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN
+    'cancelled' WHEN (lease.ending IS NOT NULL) THEN lease.ending WHEN (lease.burned = 1 AND
+    lease.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN (CAST(pgqueue.jobs.interruptions
+    AS INTEGER) + 1 >= lease.max_interruptions) THEN 'failed' END = 'succeeded') THEN CASE WHEN
+    pg_catalog.starts_with(pgqueue.jobs.held_unique_key, CAST('pgqueue.period:' AS TEXT)) THEN
+    pgqueue.jobs.held_unique_key END END, started_at=CASE WHEN (lease.burned = 1) THEN
+    lease.started_at END, finished_at=CASE WHEN (CASE WHEN (pgqueue.jobs.cancel_requested_at IS NOT
+    NULL) THEN 'cancelled' WHEN (lease.ending IS NOT NULL) THEN lease.ending WHEN (lease.burned = 1
+    AND lease.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN
+    (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= lease.max_interruptions) THEN 'failed' END
+    IS NOT NULL) THEN pg_catalog.clock_timestamp() END FROM lease WHERE pgqueue.jobs.id =
+    lease.target_id AND pgqueue.jobs.outcome IS NULL RETURNING pgqueue.jobs.id, pgqueue.jobs.queue,
+    pgqueue.jobs.task, pgqueue.jobs.args, pgqueue.jobs.priority, pgqueue.jobs.run_at,
+    pgqueue.jobs.max_attempts, pgqueue.jobs.attempts, pgqueue.jobs.snoozes,
     pgqueue.jobs.interruptions, pgqueue.jobs.outcome, pgqueue.jobs.result, pgqueue.jobs.last_error,
     pgqueue.jobs.unique_key, pgqueue.jobs.held_unique_key, pgqueue.jobs.limit_keys,
     pgqueue.jobs.tags, pgqueue.jobs.meta, pgqueue.jobs.progress, pgqueue.jobs.created_at,
