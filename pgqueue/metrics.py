@@ -6,6 +6,7 @@ Needs the extra ``metrics``.  A worker without ``--metrics-port`` does not impor
 import socket
 import threading
 import time
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -119,15 +120,7 @@ class WorkerCollector(Collector):
                 ("pgqueue_attempts_stale", "Attempts whose lease had passed on.", health.stale),
             ):
                 yield GaugeMetricFamily(name, words, value=value)
-        waiting = _by_queue("pgqueue_jobs_waiting", "Jobs that wait, due or not.")
-        due = _by_queue("pgqueue_jobs_due", "Jobs that are due and have not started.")
-        age = _by_queue("pgqueue_oldest_due_seconds", "How long the oldest due job has been due.")
-        for depth in self._current_depths():
-            waiting.add_metric([depth.queue], depth.waiting)
-            due.add_metric([depth.queue], depth.due)
-            oldest = depth.oldest_due
-            age.add_metric([depth.queue], oldest.total_seconds() if oldest else 0.0)
-        yield from (waiting, due, age)
+        yield from _of_queues(self._current_depths())
 
     def _current_depths(self) -> list[QueueDepth]:
         """The depths, read at most once in some seconds; none if the database cannot be read."""
@@ -146,13 +139,41 @@ class WorkerCollector(Collector):
 
 def largest(depths: Iterable[QueueDepth]) -> list[QueueDepth]:
     """Return the queues in which the most jobs wait, and the others as one."""
-    ordered = sorted(depths, key=lambda depth: (depth.queue == OTHER, -depth.waiting))
-    rest = ordered[MOST_QUEUES:]
-    if not rest:
-        return ordered
-    ages = [depth.oldest_due for depth in rest if depth.oldest_due is not None]
-    waiting, due = sum(depth.waiting for depth in rest), sum(depth.due for depth in rest)
-    return [*ordered[:MOST_QUEUES], QueueDepth(OTHER, waiting, due, max(ages, default=None))]
+    depths, sizes = list(depths), Counts[str]()
+    for depth in depths:
+        sizes[depth.queue] += depth.waiting
+    sizes.pop(OTHER, None)
+    own = {queue for queue, _ in sizes.most_common(MOST_QUEUES)}
+    rest: dict[str | None, QueueDepth] = {}
+    for depth in depths:
+        if depth.queue not in own:
+            _, limit, waiting, due, oldest = rest.get(depth.limit, depth._replace(waiting=0, due=0))
+            ages = [age for age in (oldest, depth.oldest_due) if age is not None]
+            total = (waiting + depth.waiting, due + depth.due, max(ages, default=None))
+            rest[limit] = QueueDepth(OTHER, limit, *total)
+    return [*(depth for depth in depths if depth.queue in own), *rest.values()]
+
+
+def _of_queues(depths: Iterable[QueueDepth]) -> Iterable[Metric]:
+    waiting = _by("pgqueue_jobs_waiting", "Jobs that wait for a worker, due or not.")
+    due = _by("pgqueue_jobs_due", "Jobs that are due and have not started.")
+    age = _by("pgqueue_oldest_due_seconds", "How long the oldest due job, blocked or not, is due.")
+    blocked = _by("pgqueue_jobs_blocked", "Jobs that wait for room in a limit.", "limit")
+    oldest = "How long the oldest job that waits for room in a limit has been due."
+    blocked_age = _by("pgqueue_oldest_blocked_seconds", oldest, "limit")
+    ages: dict[str, float] = {}
+    for depth in depths:
+        seconds = depth.oldest_due.total_seconds() if depth.oldest_due else 0.0
+        ages[depth.queue] = max(seconds, ages.get(depth.queue, 0.0))
+        if depth.limit is None:
+            waiting.add_metric([depth.queue], depth.waiting)
+            due.add_metric([depth.queue], depth.due)
+        else:
+            blocked.add_metric([depth.queue, depth.limit], depth.waiting)
+            blocked_age.add_metric([depth.queue, depth.limit], seconds)
+    for queue, seconds in ages.items():
+        age.add_metric([queue], seconds)
+    return waiting, due, age, blocked, blocked_age
 
 
 @contextmanager
@@ -205,8 +226,8 @@ def _answer(health: WorkerHealth | None) -> tuple[str, str]:
     return "200 OK", f"live: {health.busy} of {health.slots} slots are busy"
 
 
-def _by_queue(name: str, words: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, words, labels=["queue"])
+def _by(name: str, words: str, *more: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, words, labels=["queue", *more])
 
 
 class _Server(ThreadingMixIn, WSGIServer):

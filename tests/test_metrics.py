@@ -22,7 +22,7 @@ from shop_rig import PATIENCE, pgqueue, running_worker, wait_until, write_shop
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from pgqueue import PgQueue, Retry, Worker
+from pgqueue import Limit, PgQueue, Retry, Worker
 from pgqueue.metrics import MOST_CONNECTIONS, MOST_QUEUES, OTHER, serving
 from pgqueue.worker.health import LONGEST_SILENCE, WorkerHealth
 
@@ -35,10 +35,10 @@ def queue(engine: Engine) -> PgQueue:
 
 
 def samples(port: int) -> dict[tuple[str, ...], float]:
-    """Each sample by its name and its queue, task and outcome, as far as it has them."""
+    """Each sample by its name and its queue, task, outcome and limit, as far as it has them."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
         families = text_string_to_metric_families(answer.read().decode())
-    labels = ("queue", "task", "outcome")
+    labels = ("queue", "task", "outcome", "limit")
     return {
         (
             sample.name,
@@ -94,6 +94,28 @@ def test_depth_and_oldest_due_age_of_each_queue(queue: PgQueue, engine: Engine) 
     assert found["pgqueue_jobs_waiting", "mail"] == 2
     assert found["pgqueue_jobs_due", "mail"] == 1
     assert 0 < found["pgqueue_oldest_due_seconds", "mail"] < PATIENCE
+
+
+def test_jobs_that_limits_block_are_counted_by_limit_and_age_their_queue(
+    queue: PgQueue, engine: Engine
+) -> None:
+    @queue.task(queue="crm", limit=[Limit(1, by="tenant", name="tenants"), Limit(9, name="crm")])
+    def sync(tenant: int) -> None: ...
+
+    with Session(engine) as session, session.begin():
+        for tenant in range(3):
+            sync.enqueue(session, tenant)
+        sync.options(delay=timedelta(hours=1)).enqueue(session, 4)
+    worker = Worker(queue, ["default"])
+
+    with serving(worker, queue, port=0, registry=CollectorRegistry()) as port:
+        found = samples(port)
+
+    assert found["pgqueue_jobs_blocked", "crm", "tenants"] == 4
+    assert found["pgqueue_jobs_blocked", "crm", "crm"] == 4
+    assert 0 < found["pgqueue_oldest_blocked_seconds", "crm", "crm"] < PATIENCE
+    assert found["pgqueue_oldest_due_seconds", "crm"] > 0
+    assert ("pgqueue_jobs_due", "crm") not in found  # no worker could start one
 
 
 def test_clients_that_send_nothing_take_few_threads_and_keep_nobody_out(queue: PgQueue) -> None:

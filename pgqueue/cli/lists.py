@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
@@ -111,7 +111,10 @@ def _count(status: JobStatus, queue: Mapping[str, Any]) -> str | int:
 def _queues(queue: PgQueue, session: Session, *, are_all_counted: bool) -> list[dict[str, Any]]:
     """The jobs of each queue by status; without counting, the succeeded are None."""
     health = Health(session)
-    ages = {depth.queue: depth.oldest_due for depth in health.depths()}
+    ages: dict[str, timedelta] = {}
+    for depth in health.depths():
+        if depth.oldest_due is not None:
+            ages[depth.queue] = max(depth.oldest_due, ages.get(depth.queue, depth.oldest_due))
     is_paused = QueueSettings.paused_at.is_not(None)
     paused = set(session.scalars(select(QueueSettings.name).where(is_paused)))
     jobs: dict[str, dict[str, int]] = {name: {} for name in paused}

@@ -12,6 +12,8 @@ from sqlalchemy.orm import Session
 from pgqueue.models import SCHEMA, JobStatus
 from pgqueue.repository.reading import Moment, span
 from pgqueue.repository.tables import (
+    NEWLINE,
+    SPACE,
     SUCCEEDED,
     count_rows,
     dead_letters,
@@ -133,21 +135,34 @@ def is_served(queue: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
 
 @cache
 def depths() -> sa.Executable:
-    """Queues with their messages, those that are due, and the age of the oldest due message.
+    """Queues with their waiting jobs, those that are due, and the age of the oldest due one.
 
-    Reads all messages.
+    The jobs that wait for a limit are counted under its name, the others under NULL.  Reads all
+    messages and waiting messages.
     """
-    is_due = message_queue.c.run_at <= pg.statement_timestamp()
-    oldest = pg.min(message_queue.c.run_at).filter(is_due)
+    key = pg.unnest(pg.string_to_array(waiting_messages.c.limit_keys, NEWLINE))
+    name = pg.split_part(key, SPACE, sa.literal_column("1", sa.Integer), type_=sa.Text)
+    free = sa.select(
+        message_queue.c.queue,
+        sa.cast(sa.null(), sa.Text).label("limit_name"),
+        message_queue.c.run_at,
+    )
+    blocked = sa.select(
+        waiting_messages.c.queue, name.label("limit_name"), waiting_messages.c.run_at
+    )
+    waiting = sa.union_all(free, blocked).subquery("waiting")
+    names = (waiting.c.queue, waiting.c.limit_name)
+    is_due = waiting.c.run_at <= pg.statement_timestamp()
+    oldest = pg.min(waiting.c.run_at).filter(is_due)
     return (
         sa.select(
-            message_queue.c.queue,
+            *names,
             count_rows(),
             count_rows().filter(is_due),
             span(pg.statement_timestamp() - oldest),
         )
-        .group_by(message_queue.c.queue)
-        .order_by(message_queue.c.queue)
+        .group_by(*names)
+        .order_by(*names)
     )
 
 
@@ -301,9 +316,11 @@ class Unreadable(NamedTuple):
 
 
 class QueueDepth(NamedTuple):
-    """The waiting jobs of a queue."""
+    """The jobs of a queue that wait for a worker, or for room in one limit."""
 
     queue: str
+    limit: str | None
+    """The name of the limit that blocks the jobs; a job under two limits counts under both."""
     waiting: int
     due: int
     oldest_due: timedelta | None
@@ -374,7 +391,7 @@ class Health:
         return {row[0]: row[1] for row in rows}
 
     def depths(self) -> list[QueueDepth]:
-        """The queues in which jobs wait."""
+        """The queues in which jobs wait, and for each limit the jobs that it blocks."""
         return [QueueDepth(*row) for row in self._executor.execute(depths())]
 
     def unserved_queues(self) -> list[Waiting]:

@@ -44,6 +44,7 @@ from pgqueue.repository.tables import (
     INTERRUPTED,
     NEWLINE,
     PLACE,
+    SPACE,
     SUCCEEDED,
     among,
     array_parameter,
@@ -75,8 +76,6 @@ BURNED = sa.literal_column("1", sa.SmallInteger)
 ONE_ATTEMPT = sa.cast(sa.literal_column("1"), sa.SmallInteger)
 KEPT = sa.cast(sa.literal_column("0"), sa.SmallInteger)
 ONE = sa.literal_column("1", sa.Integer)
-SPACE = sa.cast(sa.literal_column("' '", sa.Text), sa.Text)
-"""After the name of a limit in a key."""
 SETTLEMENT = (
     sa.column("target_id", sa.BigInteger),
     sa.column("message_id", sa.BigInteger),

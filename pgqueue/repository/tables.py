@@ -95,6 +95,8 @@ clock = pg.clock_timestamp
 
 NEWLINE = pg.chr(sa.literal_column("10", sa.Integer), type_=sa.Text)
 """Between the keys of a job's limits."""
+SPACE = sa.cast(sa.literal_column("' '", sa.Text), sa.Text)
+"""After the name of a limit in a key."""
 
 
 def count_rows() -> sa.Function[int]:
