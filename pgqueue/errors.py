@@ -18,7 +18,8 @@ class ArgumentsError(PgQueueError, TypeError):
 
 
 class PayloadError(PgQueueError, ValueError):
-    """An argument has the right type but a value that JSON or PostgreSQL cannot store."""
+    """An argument, or a result that its task requires, has a value that JSON or PostgreSQL cannot
+    store."""
 
 
 class OptionError(PgQueueError, ValueError):

@@ -71,6 +71,7 @@ class TaskOptions(TypedDict, total=False):
     memory_limit: int | None
     secret_args: Sequence[str]
     on_failed: Callable[[int], Any] | None
+    results: Literal["optional", "required"]
     keep: Keep | timedelta | None
     limit: Limit | Sequence[Limit]
     fair_by: str | Sequence[str]
@@ -218,6 +219,12 @@ class Options:
         anything,
         "a task to enqueue with the id of a job that has failed for good, in the commit that "
         "records the failure",
+    )
+    results: str = option(
+        "optional",
+        one_of("optional", "required"),
+        '`"required"` fails the attempt if its return value cannot be stored as `job.result`; '
+        "otherwise a note is stored that says why",
     )
     keep: Keep | None = option(
         None, anything, "how long ended jobs are kept", by_default="as long as the queue says"

@@ -11,13 +11,13 @@ from typing import Any
 from pgqueue.arguments.forms import SPELLED
 from pgqueue.arguments.json_copy import JsonCopy
 from pgqueue.arguments.refusals import TOO_DEEP, Refusal
+from pgqueue.errors import PayloadError
 from pgqueue.outcomes import ErrorReport
 from pgqueue.redaction import redacted
 
 MAX_MESSAGE_BYTES = 8 * 1024
 MAX_TRACEBACK_BYTES = 32 * 1024
 MAX_RESULT_BYTES = 1024 * 1024
-UNKEPT = "unserialisable_result"
 
 _MAX_TYPE_BYTES = 500
 _OURS = "pgqueue."
@@ -43,10 +43,7 @@ def report(error: BaseException, *, secrets: Secrets = ()) -> ErrorReport:
 
 
 def storable_result(value: Any) -> Any:
-    """Turn a handler's result into JSON data, or into a note that says why it cannot be kept.
-
-    The job has succeeded, whatever it returned.
-    """
+    """Turn a handler's result into JSON data; raises PayloadError, which says why it cannot."""
     if value is None or value is True or value is False:
         return value
     try:
@@ -55,12 +52,14 @@ def storable_result(value: Any) -> Any:
         if len(text.encode()) > MAX_RESULT_BYTES:
             raise Refusal(_TOO_LARGE)
     except Refusal as refusal:
-        return _unkept(value, refusal.reason)
+        reason = refusal.reason
     except RecursionError:
-        return _unkept(value, TOO_DEEP)
+        reason = TOO_DEEP
     except Exception as error:  # reading an application's object runs its code
-        return _unkept(value, f"looking at it raised {type(error).__name__}")
-    return kept
+        reason = f"looking at it raised {type(error).__name__}"
+    else:
+        return kept
+    raise PayloadError(_storable(f"{type(value).__name__}: {reason}"))
 
 
 def storable_words(words: object, *, secrets: Secrets = ()) -> str:
@@ -112,10 +111,6 @@ def _capped(text: str, max_bytes: int, secrets: Secrets) -> str:
 
 
 _TOO_LARGE = f"larger than {MAX_RESULT_BYTES:,} bytes as JSON"
-
-
-def _unkept(value: Any, reason: str) -> dict[str, str]:
-    return {UNKEPT: _storable(f"{type(value).__name__}: {reason}")}
 
 
 class _Result(JsonCopy):

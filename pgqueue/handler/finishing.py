@@ -15,9 +15,9 @@ from pgqueue.database.handlers import listeners_to_commit
 from pgqueue.database.unit_of_work import write_pending
 from pgqueue.errors import LeaseLost, PgQueueError
 from pgqueue.handler.attempt import RunningAttempt
-from pgqueue.handler.error_reports import storable_result
+from pgqueue.handler.outcome import success
 from pgqueue.handler.transaction import AttemptTransaction, CancelWins, Stale, call_listener
-from pgqueue.outcomes import Cancel, Succeeded
+from pgqueue.outcomes import Cancel
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -69,7 +69,7 @@ class Finishing:
         if self._is_open or self.is_done:
             state = "has ended already" if self.is_done else "is inside a block of ctx.finish()"
             raise PgQueueError(f"{where}: the job {state}; call ctx.finish() once")
-        outcome = Succeeded(storable_result(result))
+        outcome = success(task, claimed, result)
         transaction = self._new_transaction(self._attempt)
         self._is_open = True
         try:

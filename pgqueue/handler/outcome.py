@@ -11,7 +11,7 @@ from typing import Any
 from pgqueue import redaction
 from pgqueue.arguments import OtherVersion
 from pgqueue.errors import PayloadError, TaskDefinitionError
-from pgqueue.handler.error_reports import UNKEPT, report, storable_result, storable_words
+from pgqueue.handler.error_reports import report, storable_result, storable_words
 from pgqueue.outcomes import (
     AttemptEnd,
     Cancel,
@@ -86,15 +86,35 @@ def outcome_of(task: Task[..., Any], claimed: Claimed, returned: Any) -> Outcome
             f"task {task.name} returned a generator, none of which has run: a decorator hides a "
             "function that uses `yield`; iterate over it in the task"
         )
-    result = storable_result(returned)
-    if isinstance(result, dict) and UNKEPT in result:
-        logger.warning(
-            "job %d %s: it has succeeded, and its result is not kept: %s",
-            claimed.job_id,
-            task.name,
-            result[UNKEPT],
+    return success(task, claimed, returned)
+
+
+def success(task: Task[..., Any], claimed: Claimed, result: Any) -> Succeeded:
+    """Return the success of a job with this result, or with a note of why it cannot be stored.
+
+    Raises PayloadError instead if the task requires its results.
+    """
+    try:
+        return Succeeded(storable_result(result))
+    except PayloadError as error:
+        unkept = str(error)
+    if task.settings.results == "required":
+        raise PayloadError(
+            f"job {claimed.job_id} {task.name}: its result cannot be stored: {unkept}; return "
+            "less, or store it in a table of the application and return its key"
         )
-    return Succeeded(result)
+    logger.warning(
+        "job %d %s: it has succeeded, and its result is not kept: %s",
+        claimed.job_id,
+        task.name,
+        unkept,
+    )
+    return Succeeded(unkept_result(unkept))
+
+
+def unkept_result(reason: str) -> dict[str, str]:
+    """What is stored in place of a result that cannot be stored."""
+    return {"unserialisable_result": reason}
 
 
 def after_error(

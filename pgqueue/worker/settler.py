@@ -1,11 +1,12 @@
 """The settler: writes outcomes in batches, and repeats a batch until it is written."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
 from threading import Event
+from typing import Any
 
 from psycopg.errors import InternalError_, ProgramLimitExceeded
 from sqlalchemy import Connection, Engine, select
@@ -13,6 +14,8 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from pgqueue import redaction
 from pgqueue.database.settings import CLAIMING
+from pgqueue.errors import PayloadError
+from pgqueue.handler.outcome import after_error, unkept_result
 from pgqueue.outcomes import (
     Cancelled,
     ErrorReport,
@@ -29,10 +32,11 @@ from pgqueue.outcomes import (
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import notify
+from pgqueue.tasks import Task
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.ledger import Ledger
 from pgqueue.worker.loop import Loop
-from pgqueue.worker.outage import REPEAT, Outage
+from pgqueue.worker.outage import REPEAT, Outage, words_of
 from pgqueue.worker.reconnecting import is_lock_timeout
 from pgqueue.worker.rows import RowGuard, may_be_of_row
 
@@ -74,6 +78,7 @@ class Settler(Loop):
         outage: Outage,
         *,
         goes_on: Callable[[bool], None],
+        tasks: Mapping[str, Task[..., Any]],
         is_kept: Callable[[Claimed], bool] | None = None,
     ) -> None:
         """``goes_on``: called after jobs have got new messages; with True if these are behind the
@@ -82,6 +87,7 @@ class Settler(Loop):
         self._ledger = ledger
         self._identity = identity
         self._goes_on = goes_on
+        self._tasks = tasks
         self._is_kept = is_kept
         self._locked: list[Settlement] = []
         """Outcomes of jobs that another transaction has locked: they must not delay others."""
@@ -202,7 +208,11 @@ class Settler(Loop):
             has_details = not is_plain_success(outcome) and outcome != _bare(outcome)
             if has_details and isinstance(error, DataError | IntegrityError):
                 logger.exception("job %s: storing its outcome without details", claimed.job_id)
-                return [[(claimed, _bare(outcome))]]
+                task, bare = self._tasks[claimed.task], _bare(outcome)
+                if isinstance(outcome, Succeeded) and task.settings.results == "required":
+                    refused = PayloadError(f"the database refuses its result: {words_of(error)}")
+                    bare = after_error(task, claimed, refused)
+                return [[(claimed, bare)]]
             words = f"job {claimed.job_id}: the database refuses its outcome, and is asked again"
             self._guard.failed(claimed.message_id, words, error)
             self._refused += batch
@@ -295,7 +305,7 @@ def _named(batch: list[Settlement]) -> str:
 def _bare(outcome: Outcome) -> Outcome:
     """The outcome without its details, such as the result or the error's text."""
     if isinstance(outcome, Succeeded):
-        return Succeeded({"unserialisable_result": "the database refused it"})
+        return Succeeded(unkept_result("the database refused it"))
     if isinstance(outcome, Retried | Failed | Unreadable):
         return replace(outcome, error=ErrorReport(outcome.error.type, "not storable", ""))
     return Cancelled("") if isinstance(outcome, Cancelled) else outcome

@@ -121,6 +121,7 @@ class Supervisor:
             outage,
             goes_on=self._claimer.notify,
             is_kept=runtime.is_kept if runtime.deletes_at_once else None,
+            tasks=runtime.tasks,
         )
         ledger.on_suspect_settled = self._claimer.notify
         ledger.on_all_settled = runtime.buffer.room.set

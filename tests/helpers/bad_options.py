@@ -135,6 +135,7 @@ DECLARED: list[Option] = [
         TaskDefinitionError,
         "by 'nobody', which is not a parameter",
     ),
+    ("results True", {"results": True}, OptionError, "results is True; give .optional. or"),
     ("keep number", {"keep": 14}, OptionError, "keep is 14; give a timedelta from zero"),
     ("keep negative", {"keep": timedelta(-1)}, OptionError, "a Keep, or None to keep all jobs"),
     ("keep True", {"keep": True}, OptionError, "keep is True; give a timedelta"),

@@ -72,7 +72,12 @@ def test_more_results_than_the_server_takes_at_once_are_all_kept(engine: Engine)
         enqueue_many(connection, MANY)
     with crew_on(engine) as shared:
         settler = Settler(
-            shared.engine, shared.ledger, shared.identity, shared.outage, goes_on=lambda _: None
+            shared.engine,
+            shared.ledger,
+            shared.identity,
+            shared.outage,
+            goes_on=lambda _: None,
+            tasks=shared.tasks,
         )
         for claimed in claimed_by(shared, engine, MANY):
             shared.ledger.done(claimed, Succeeded(DIGITS))
@@ -105,7 +110,12 @@ def test_an_outcome_that_a_trigger_refuses_holds_up_no_other(
         connection.execute(text(REFUSAL.format(job=bad)))
     with crew_on(engine) as shared:
         settler = Settler(
-            shared.engine, shared.ledger, shared.identity, shared.outage, goes_on=lambda _: None
+            shared.engine,
+            shared.ledger,
+            shared.identity,
+            shared.outage,
+            goes_on=lambda _: None,
+            tasks=shared.tasks,
         )
         for claimed in claimed_by(shared, engine, 5):
             shared.ledger.done(claimed, outcome)
@@ -135,7 +145,12 @@ def test_what_a_settler_has_not_written_when_it_gives_up_is_named(
         enqueue_many(connection, 3)
     with crew_on(engine) as shared:
         settler = Settler(
-            shared.engine, shared.ledger, shared.identity, shared.outage, goes_on=lambda _: None
+            shared.engine,
+            shared.ledger,
+            shared.identity,
+            shared.outage,
+            goes_on=lambda _: None,
+            tasks=shared.tasks,
         )
         jobs = claimed_by(shared, engine, 3)
         with engine.connect() as migration:

@@ -89,6 +89,7 @@ async def with_context_and_async_session(
     expires_in=timedelta(hours=2),
     unique_key=lambda number: f"welcome:{number}",
     secret_args=("number",),
+    results="required",
     keep=Keep(succeeded=timedelta(0), failed=None),
     transactional=True,
 )
