@@ -1,9 +1,10 @@
 """Events: the values that callbacks of ``queue.on_attempt_end`` receive."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from typing import Any
 
 from pgqueue.outcomes import (
     AttemptEnd,
@@ -81,6 +82,8 @@ class AttemptEnded:
     the handler has not started, or if another worker started it."""
     ran: timedelta | None = None
     """How long the handler ran.  None if it has not started, or if another worker started it."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """The ``meta`` of the job, as ``ctx.meta``."""
 
 
 AttemptCallback = Callable[[AttemptEnded], object]

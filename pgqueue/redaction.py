@@ -178,6 +178,8 @@ class _Redacting(logging.Filter):
                 record.args = tuple(map(_masked, record.args))
         else:
             record.msg = redacted(record.getMessage())
+        if "meta" in record.__dict__:
+            record.__dict__["meta"] = redacted_data(record.__dict__["meta"])
         # A formatter prints exc_text, if it is set, as the traceback.
         traceback = record.__dict__.pop(TRACEBACK, None)
         if traceback is not None:

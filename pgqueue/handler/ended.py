@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 from pgqueue.events import AttemptEnded, attempt_outcome
 from pgqueue.handler.outcome import log_final_failure
+from pgqueue.meta import read_meta
 from pgqueue.outcomes import (
     AttemptEnd,
     ErrorReport,
@@ -52,6 +53,7 @@ def event_of(
         error=error,
         waited=waited,
         ran=ran,
+        meta=read_meta(claimed.meta),
     )
 
 
@@ -76,4 +78,4 @@ def log_job_failure(claimed: Claimed, outcome: Outcome) -> None:
             reason = f"interrupted {limit} times, which is max_interruptions"
         case _:
             reason = CRASHED
-    log_final_failure(claimed.job_id, claimed.task, reason)
+    log_final_failure(claimed, reason)

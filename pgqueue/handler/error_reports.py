@@ -1,4 +1,4 @@
-"""Reports of an attempt: its error as text, its result as JSON data."""
+"""Reports of an attempt: its error as text, its result as JSON data, its fields in log records."""
 
 import json
 import re
@@ -12,8 +12,11 @@ from pgqueue.arguments.forms import SPELLED
 from pgqueue.arguments.json_copy import JsonCopy
 from pgqueue.arguments.refusals import TOO_DEEP, Refusal
 from pgqueue.errors import PayloadError
+from pgqueue.meta import read_meta
 from pgqueue.outcomes import ErrorReport
 from pgqueue.redaction import redacted
+from pgqueue.repository.claim import Claimed
+from pgqueue.repository.rescue import Rescued
 
 MAX_MESSAGE_BYTES = 8 * 1024
 MAX_TRACEBACK_BYTES = 32 * 1024
@@ -60,6 +63,17 @@ def storable_result(value: Any) -> Any:
     else:
         return kept
     raise PayloadError(_storable(f"{type(value).__name__}: {reason}"))
+
+
+def log_fields(attempt: Claimed | Rescued) -> dict[str, Any]:
+    """Return the ``extra`` of a log record about an attempt."""
+    return {
+        "job_id": attempt.job_id,
+        "task": attempt.task,
+        "queue": attempt.queue,
+        "attempt": attempt.attempt,
+        "meta": read_meta(attempt.meta),
+    }
 
 
 def storable_words(words: object, *, secrets: Secrets = ()) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from pgqueue import redaction
 from pgqueue.arguments import OtherVersion
 from pgqueue.errors import PayloadError, TaskDefinitionError
-from pgqueue.handler.error_reports import report, storable_result, storable_words
+from pgqueue.handler.error_reports import log_fields, report, storable_result, storable_words
 from pgqueue.outcomes import (
     AttemptEnd,
     Cancel,
@@ -29,6 +29,7 @@ from pgqueue.outcomes import (
     Unreadable,
 )
 from pgqueue.repository.claim import Claimed
+from pgqueue.repository.rescue import Rescued
 from pgqueue.repository.settle import Attempts
 from pgqueue.tasks import Task
 
@@ -50,7 +51,13 @@ def obstacle(
     expires_in = task.settings.expires_in
     if expires_in is not None and attempts.has_expired(claimed, expires_in):
         reason = "expired: it was not started within its expires_in"
-        logger.warning("job %d %s is cancelled: %s", claimed.job_id, task.name, reason)
+        logger.warning(
+            "job %d %s is cancelled: %s",
+            claimed.job_id,
+            task.name,
+            reason,
+            extra=log_fields(claimed),
+        )
         return Expired(reason)
     if task.settings.frees_key_at_start and not attempts.free_key(
         claimed, in_own_transaction=in_own_transaction
@@ -108,6 +115,7 @@ def success(task: Task[..., Any], claimed: Claimed, result: Any) -> Succeeded:
         claimed.job_id,
         task.name,
         unkept,
+        extra=log_fields(claimed),
     )
     return Succeeded(unkept_result(unkept))
 
@@ -205,10 +213,7 @@ def log_failure(
         "it is retried" if isinstance(outcome, Retried) else "the job has failed",
         exc_info=error if is_safe else None,
         extra={
-            "job_id": claimed.job_id,
-            "task": task.name,
-            "queue": claimed.queue,
-            "attempt": claimed.attempt,
+            **log_fields(claimed),
             redaction.TRACEBACK: outcome.error.traceback.rstrip(),
         },
     )
@@ -221,17 +226,18 @@ def log_error_after_finish(task: Task[..., Any], claimed: Claimed, error: ErrorR
         claimed.job_id,
         task.name,
         error.traceback,
+        extra=log_fields(claimed),
     )
 
 
-def log_final_failure(job_id: int, task_name: str, reason: str) -> None:
+def log_final_failure(attempt: Claimed | Rescued, reason: str) -> None:
     """Log that a job has failed for good for another reason than an error of its handler."""
     logger.error(
         "job %d %s has failed: %s",
-        job_id,
-        task_name,
+        attempt.job_id,
+        attempt.task,
         _first_line(reason),
-        extra={"job_id": job_id, "task": task_name},
+        extra=log_fields(attempt),
     )
 
 

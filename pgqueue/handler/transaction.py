@@ -22,6 +22,7 @@ from pgqueue.database.async_sessions import joined_session as joined_async_sessi
 from pgqueue.database.handlers import joined_session, options_of
 from pgqueue.database.unit_of_work import TransactionEnded
 from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.error_reports import log_fields
 from pgqueue.outcomes import Cancelled, Outcome, Succeeded, is_plain_success
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts, Settled
@@ -161,6 +162,7 @@ def prepare_replay(
         number,
         limit,
         getattr(error, "orig", error),
+        extra=log_fields(attempt.claimed),
     )
     # A pause, so that the conflicting transactions do not meet again.
     pause = FIRST_PAUSE * 2.0**number * random.uniform(0.25, 0.5)  # noqa: S311  # no secret

@@ -75,7 +75,7 @@ def rescue_leases() -> sa.Executable:
         )
         .cte("lease")
     )
-    return write_outcomes(lease, "task", "queue", "lease_attempt", "max_attempts")
+    return write_outcomes(lease, "task", "queue", "lease_attempt", "max_attempts", "meta")
 
 
 def catalog(name: str, *columns: str) -> sa.TableClause:
@@ -115,6 +115,7 @@ class Rescued(NamedTuple):
     queue: str
     attempt: int
     max_attempts: int
+    meta: str | None
 
 
 RESCUE_BATCH = 500

@@ -271,7 +271,7 @@ def _succeeded_jobs(lease: sa.CTE) -> sa.CTE:
 def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
     """Apply the outcomes of these deleted leases: the only place where they are written.
 
-    Returns each job and its outcome, and ``more`` of its columns.
+    Returns each job and its outcome, and ``more`` of its columns, meta as text.
 
     The job's row decides: a job that has ended meanwhile keeps its outcome.  Three rules hold for
     every outcome: a requested cancel takes precedence; a last attempt that was used up fails the
@@ -387,8 +387,9 @@ def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
     )
     forgotten = sa.delete(unreadable_jobs).where(unreadable_jobs.c.job_id == among(readable))
 
+    columns = (sa.cast(job.c[name], sa.Text) if name == "meta" else job.c[name] for name in more)
     return (
-        sa.select(job.c.id, job.c.outcome, *(job.c[name] for name in more))
+        sa.select(job.c.id, job.c.outcome, *columns)
         .add_cte(next_message.cte("next_message"), waiting_message.cte("waiting_message"))
         .add_cte(bad_attempt.on_conflict_do_nothing().cte("bad_attempt"), _dead_letters_of(job))
         .add_cte(follow_up_messages(job))

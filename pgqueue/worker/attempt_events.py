@@ -10,9 +10,8 @@ from queue import SimpleQueue
 from pgqueue import redaction
 from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome
 from pgqueue.handler.ended import CRASH, event_of, since_due
-from pgqueue.outcomes import (
-    AttemptEnd,
-)
+from pgqueue.meta import read_meta
+from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository.rescue import Rescued
 from pgqueue.worker.ledger import Ending
 from pgqueue.worker.threads import WorkerThread
@@ -68,7 +67,7 @@ class AttemptEvents(WorkerThread):
 
     def rescued(self, attempts: Iterable[Rescued]) -> None:
         """Tell the crashes of other workers that this worker has recorded."""
-        for job_id, outcome, task, queue, attempt, max_attempts in attempts:
+        for job_id, outcome, task, queue, attempt, max_attempts, meta in attempts:
             self._put(
                 AttemptEnded(
                     job_id=job_id,
@@ -80,6 +79,7 @@ class AttemptEvents(WorkerThread):
                     is_final=outcome is not None,
                     end=AttemptEnd.CRASHED,
                     error=CRASH,
+                    meta=read_meta(meta),
                 )
             )
 

@@ -43,6 +43,7 @@ def job_log(level: LogJobs) -> AttemptCallback:
                 "outcome": event.outcome.value,
                 "waited": waited,
                 "ran": ran,
+                "meta": event.meta,
             },
         )
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pgqueue import redaction
 from pgqueue.events import AttemptOutcome, attempt_outcome
 from pgqueue.handler.ended import log_job_failure
+from pgqueue.handler.error_reports import log_fields
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Settled
@@ -111,7 +112,8 @@ class Ledger:
             for claimed, outcome in batch:
                 if claimed.job_id not in ended:
                     self.counts[STALE] += 1
-                    logger.warning("job %s: its result is not kept: too late", claimed.job_id)
+                    words = "job %s: its result is not kept: too late"
+                    logger.warning(words, claimed.job_id, extra=log_fields(claimed))
                     continue
                 job_outcome = ended[claimed.job_id]
                 self.counts[str(attempt_outcome(outcome, job_outcome))] += 1

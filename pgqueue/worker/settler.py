@@ -15,6 +15,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from pgqueue import redaction
 from pgqueue.database.settings import CLAIMING
 from pgqueue.errors import PayloadError
+from pgqueue.handler.error_reports import log_fields
 from pgqueue.handler.outcome import after_error, unkept_result
 from pgqueue.outcomes import (
     Cancelled,
@@ -207,7 +208,8 @@ class Settler(Loop):
             [(claimed, outcome)] = batch
             has_details = not is_plain_success(outcome) and outcome != _bare(outcome)
             if has_details and isinstance(error, DataError | IntegrityError):
-                logger.exception("job %s: storing its outcome without details", claimed.job_id)
+                words = "job %s: storing its outcome without details"
+                logger.exception(words, claimed.job_id, extra=log_fields(claimed))
                 task, bare = self._tasks[claimed.task], _bare(outcome)
                 if isinstance(outcome, Succeeded) and task.settings.results == "required":
                     refused = PayloadError(f"the database refuses its result: {words_of(error)}")

@@ -9,6 +9,7 @@ from pgqueue import redaction
 from pgqueue.database.autocommit import autocommitting
 from pgqueue.database.unit_of_work import server_error
 from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.error_reports import log_fields
 from pgqueue.handler.outcome import after_error, obstacle
 from pgqueue.handler.run import run_async_attempt, run_attempt
 from pgqueue.handler.transaction import FAILURES, AttemptTransaction, Stale
@@ -106,9 +107,10 @@ class Slot(WorkerThread):
 
     def _after_no_commit(self, attempt: RunningAttempt, error: Exception) -> Outcome | None:
         """The outcome after an error outside of the handler; None if nothing is left to settle."""
-        claimed = attempt.claimed
+        claimed, fields = attempt.claimed, log_fields(attempt.claimed)
         if isinstance(error, Stale):
-            logger.warning("job %s: its lease had passed on, its writes are undone", claimed.job_id)
+            words = "job %s: its lease had passed on, its writes are undone"
+            logger.warning(words, claimed.job_id, extra=fields)
             self.runtime.ledger.stale(claimed)
             return None
         if isinstance(error, DBAPIError | PoolTimeout) and not attempt.has_begun:
@@ -120,13 +122,15 @@ class Slot(WorkerThread):
                 self.runtime.outage.is_met(error, name=name, opened_at=opened_at)
             else:
                 reason = words_of(error)
-                logger.warning("job %s: no connection for its handler: %s", claimed.job_id, reason)
+                words = "job %s: no connection for its handler: %s"
+                logger.warning(words, claimed.job_id, reason, extra=fields)
             # Without a pause the job would be claimed again in a loop.
             self.runtime.stopping.wait(WAIT_FOR_CONNECTION)
             return Released()
         if not (attempt.has_begun and isinstance(error, FAILURES)):
             # An error in pgqueue itself must not end the slot.
-            logger.exception("job %s: the worker failed around its handler", claimed.job_id)
+            words = "job %s: the worker failed around its handler"
+            logger.exception(words, claimed.job_id, extra=fields)
         return after_error(attempt.task, claimed, server_error(error))
 
     def ask_before_start(self, attempt: RunningAttempt) -> Outcome | None:
@@ -144,6 +148,7 @@ class Slot(WorkerThread):
             logger.info(
                 "job %d: another transaction has locked its row, so it starts later",
                 attempt.claimed.job_id,
+                extra=log_fields(attempt.claimed),
             )
             return Released()
 

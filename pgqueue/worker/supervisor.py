@@ -17,6 +17,7 @@ from pgqueue.database.opening import isolation_of, worker_engine
 from pgqueue.database.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.error_reports import log_fields
 from pgqueue.job_queue import PgQueue
 from pgqueue.outcomes import Interrupted, Outcome, Released
 from pgqueue.repository.rescue import Rescued
@@ -120,8 +121,8 @@ class Supervisor:
             identity,
             outage,
             goes_on=self._claimer.notify,
-            is_kept=runtime.is_kept if runtime.deletes_at_once else None,
             tasks=runtime.tasks,
+            is_kept=runtime.is_kept if runtime.deletes_at_once else None,
         )
         ledger.on_suspect_settled = self._claimer.notify
         ledger.on_all_settled = runtime.buffer.room.set
@@ -336,7 +337,7 @@ class Supervisor:
                 "interrupted if it does not end before the process",
                 run.claimed.job_id,
                 run.task.name,
-                extra={"job_id": run.claimed.job_id, "task": run.task.name},
+                extra=log_fields(run.claimed),
             )
         if runtime.children.interrupt():
             self._has_interrupted = True

@@ -10,6 +10,7 @@ from pgqueue import redaction
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import OWN
 from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.error_reports import log_fields
 from pgqueue.handler.outcome import after_timeout
 from pgqueue.outcomes import Outcome, Succeeded
 from pgqueue.repository.workers import Workers
@@ -31,6 +32,7 @@ def stop_cut_off(runs: Iterable[RunningAttempt]) -> None:
                 "job %s: the connection of its transaction has ended while it runs; what is not "
                 "committed is lost",
                 run.claimed.job_id,
+                extra=log_fields(run.claimed),
             )
 
 
@@ -46,7 +48,10 @@ def staying(runs: Iterable[RunningAttempt]) -> Iterator[None]:
 def late(run: RunningAttempt) -> Outcome:
     """The outcome of an attempt that is past its timeout."""
     logger.warning(
-        "job %d %s: past its timeout; its thread is abandoned", run.claimed.job_id, run.task.name
+        "job %d %s: past its timeout; its thread is abandoned",
+        run.claimed.job_id,
+        run.task.name,
+        extra=log_fields(run.claimed),
     )
     if run.is_settled:
         return Succeeded()  # committed: nothing is left to settle

@@ -137,6 +137,15 @@ def test_an_event_knows_the_job_its_error_and_its_times(
     assert event.waited >= timedelta(0)
 
 
+def test_an_event_has_the_meta_of_its_job(queue: PgQueue, told: list[AttemptEnded]) -> None:
+    task = queue.task(name="any", expires_in=timedelta(hours=1))(lambda: None)
+    task.options(meta={"tenant": "acme"}).delay()
+
+    run(queue)
+
+    assert [event.meta for event in told] == [{"tenant": "acme"}]
+
+
 def test_arguments_that_cannot_be_read_are_told(queue: PgQueue, told: list[AttemptEnded]) -> None:
     @queue.task
     def numbered(number: int) -> None: ...
@@ -158,7 +167,8 @@ def test_the_rescuer_tells_the_attempts_of_dead_workers(
     told: list[AttemptEnded] = []
     queue.on_attempt_end(told.append)
     task = queue.task(name=TASK)(lambda: None)
-    last, goes_on = task.options(max_attempts=1).delay().id, task.delay().id
+    last = task.options(max_attempts=1, meta={"tenant": "acme"}).delay().id
+    goes_on = task.delay().id
     workers = worker_settings(database_url)
     with logical_workers(workers, 1) as [dead]:
         assert len(dead.claim(2)) == 2
@@ -175,6 +185,7 @@ def test_the_rescuer_tells_the_attempts_of_dead_workers(
         (last, TASK, AttemptOutcome.FAILED, True),
         (goes_on, TASK, AttemptOutcome.RETRIED, False),
     }
+    assert [event.meta for event in crashes if event.job_id == last] == [{"tenant": "acme"}]
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert [line for line in lines if line.startswith(f"job {last} {TASK} has failed")]
 

@@ -119,6 +119,31 @@ def test_each_way_to_fail_for_good_leaves_one_line_of_level_error(
         assert reasons[name] in line
 
 
+def test_each_line_about_an_attempt_has_its_meta_with_passwords_masked(
+    queue: PgQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    def report(how: str) -> object:
+        match how:
+            case "raises":
+                raise ValueError("in the handler")
+            case "discards":
+                return Discard("no use")
+        return object()  # not kept, which is logged
+
+    task = queue.task(name="report", max_attempts=1)(report)
+    meta = {"tenant": "acme", "source": "ftp://me:hidden@example.org"}
+    for how in ("raises", "discards", "returns"):
+        task.options(meta=meta).delay(how)
+
+    run(queue, log_jobs="info")
+
+    lines = [record for record in caplog.records if record.getMessage().startswith("job ")]
+    assert len(lines) == 6
+    shown = {"tenant": "acme", "source": "ftp://me:***@example.org"}
+    assert [vars(line)["meta"] for line in lines] == [shown] * 6
+    assert {(vars(line)["task"], vars(line)["attempt"]) for line in lines} == {("report", 1)}
+
+
 def test_each_attempt_is_logged_on_request(
     queue: PgQueue, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -165,7 +165,7 @@ class Rescue:
                 rescued = _rescue(connection)
             for attempt in rescued:
                 if attempt.outcome == "failed":
-                    log_final_failure(attempt.job_id, attempt.task, CRASHED)
+                    log_final_failure(attempt, CRASHED)
             if rescued:
                 self._on_rescued(rescued)
         if notices.has_orphans is not None:
