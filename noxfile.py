@@ -24,6 +24,7 @@ OLDEST = (
     "psycopg[binary]==3.2.1",
     "pydantic==2.8.0",
     "pydantic-core==2.20.0",
+    "python-json-logger==3.1.0",
     "rich==13.0.0",
 )
 """The least that pyproject.toml asks for; tests/test_matrix.py compares the two."""
@@ -61,7 +62,7 @@ def tests(session: nox.Session, pins: tuple[str, ...]) -> None:
 )
 def smoke(session: nox.Session, pins: tuple[str, ...]) -> None:
     """Imports, every command's help, and a few jobs, beside the oldest and the newest."""
-    extras = "asyncio,embedded,flask,metrics,pydantic,rich,tracing"
+    extras = "asyncio,embedded,flask,json,metrics,pydantic,rich,tracing"
     session.install("--editable", f".[{extras}]", "pytest", *pins)
     session.run("python", "tests/smoke/smoke.py")
 

@@ -9,7 +9,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-OURS = ("embedded", "flask", "metrics", "pydantic", "rich", "tracing")
+OURS = ("embedded", "flask", "json", "metrics", "pydantic", "rich", "tracing")
 YOURS = ("asyncpg", "flask-")
 """What an application may bring beside pgqueue, whose least versions the documents name."""
 PIN = re.compile(r'"([\w-]+)(?:\[\w+\])?==([\d.]+)"')

@@ -68,6 +68,21 @@ def as_queues(_ctx: click.Context, _parameter: click.Parameter, queues: tuple[st
     return weights
 
 
+def as_formatter(
+    _ctx: click.Context, _parameter: click.Parameter, log_format: str
+) -> logging.Formatter:
+    """The callback of --log-format."""
+    if log_format == "text":
+        return logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        from pgqueue.cli.json_lines import JsonLines
+    except ImportError as error:
+        raise click.ClickException(
+            "--log-format json needs python-json-logger: pip install 'sqlalchemy-pgqueue[json]'"
+        ) from error
+    return JsonLines()
+
+
 @click.command()
 @click.option(
     "--queues",
@@ -101,6 +116,14 @@ def as_queues(_ctx: click.Context, _parameter: click.Parameter, queues: tuple[st
     "--log-jobs",
     type=click.Choice(["info", "debug"]),
     help="Log the end of each attempt, at this level.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    callback=as_formatter,
+    show_default=True,
+    help="How log lines are written; json needs the extra json.",
 )
 @click.option(
     "--age-after",
@@ -151,6 +174,7 @@ def worker(
     queues: Queues,
     processes: int,
     until_empty: bool,
+    log_format: logging.Formatter,
     metrics_port: int | None,
     metrics_host: str,
     **options: Any,
@@ -162,9 +186,9 @@ def worker(
     \b
     Example:  pgqueue --app shop.jobs:queue worker --queues mail,default --concurrency 20
     """
-    # Plain lines, unless the application has configured logging.
-    lines = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=logging.INFO, format=lines)
+    lines = logging.StreamHandler()
+    lines.setFormatter(log_format)
+    logging.basicConfig(level=logging.INFO, handlers=[lines])  # not if the application has done it
     if given.replaced_handler is not None:
         logger, handler = given.replaced_handler
         logger.removeHandler(handler)  # or each line of the application is written twice

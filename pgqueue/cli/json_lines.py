@@ -1,0 +1,23 @@
+"""Log lines as JSON: ``pgqueue worker --log-format json``.
+
+Needs the extra ``json``.
+"""
+
+import copy
+import logging
+
+from pythonjsonlogger.json import JsonFormatter
+
+
+class JsonLines(JsonFormatter):
+    """Writes a record as one line: time, level, logger, message, and what is in ``extra``."""
+
+    def __init__(self) -> None:
+        names = {"levelname": "level", "name": "logger", "exc_info": "exception"}
+        super().__init__("%(levelname)s%(name)s%(message)s", timestamp=True, rename_fields=names)
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.exc_text:  # secrets are masked there, but not in the exception
+            record = copy.copy(record)
+            record.exc_info = None
+        return super().format(record)
