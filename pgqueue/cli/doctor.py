@@ -1,5 +1,6 @@
 """``pgqueue doctor``: finds jobs that do not run and broken rows, and names the remedies."""
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,12 +19,16 @@ from pgqueue.models import SCHEMA
 from pgqueue.redaction import redacted
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.batches import Batches, Candidate
+from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.health import LIMITS, Health, TableHealth, Unreadable, Waiting
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.schedules import ScheduleState
+from pgqueue.repository.workers import Workers
+from pgqueue.rules import admission
 from pgqueue.rules.ticks import LATE, Overlap
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless, print_json
+from pgqueue.worker.claiming.cursors import open_tasks, under_all_names
 
 DURABILITY = {
     "fsync": "a crash of the server can destroy the whole database",
@@ -40,6 +45,8 @@ TURN_ON = {
 OTHERS = ("autovacuum", "transaction_read_only", "default_transaction_isolation")
 SHOWN = 20
 """How many broken rows, tasks, queues and sessions are named individually."""
+LOOK_AGAIN = 3.0
+"""Seconds between two looks at jobs that limits with room block: a worker looks every second."""
 OLD = timedelta(minutes=5)
 """Age from which a transaction is reported as holding back vacuum."""
 
@@ -174,6 +181,37 @@ def _of_jobs(queue: PgQueue, session: Session) -> Iterator[Finding]:
         ),
         sound=("limits", "no job waits for a limit that no worker has declared"),
     )
+    if queue.tasks:
+        yield from _warnings(
+            "admission",
+            map(words_for_skipped, skipped_jobs(queue, session)),
+            sound=("admission", "no job waits for a limit that has room"),
+        )
+
+
+def skipped_jobs(queue: PgQueue, session: Session) -> list[admission.Waiting]:
+    """The jobs that workers skip: they are due, and their limits have room.
+
+    Workers fill a place that becomes free within a second, so a job counts if it is found twice.
+    """
+
+    def look() -> dict[int, admission.Waiting]:
+        unserved = {one.name for one in Health(session).unserved_queues()}
+        paused = Workers(session).notices(running=[], search=False).paused
+        served = set(DueTimes(session).waiting_queues()) - unserved - set(paused.queues)
+        jobs = Admissions(session).skipped(
+            sorted(served),
+            tasks=open_tasks(queue.tasks, paused),
+            paused=under_all_names(queue.tasks, paused),
+            longer_than=LATE,
+        )
+        return {job.job_id: job for job in jobs}
+
+    if not (found := look()):
+        return []
+    session.rollback()  # or REPEATABLE READ would show the same rows again
+    time.sleep(LOOK_AGAIN)
+    return [job for job_id, job in look().items() if job_id in found]
 
 
 def _warnings(subject: str, details: Iterable[str], *, sound: tuple[str, str]) -> Iterator[Finding]:
@@ -189,6 +227,15 @@ def words_for_open_batch(batch: Candidate) -> str:
     why = batch.unreadable or "no worker runs, or its log says why it cannot end the batch"
     since = age(batch.since)
     return f"batch {batch.id} is open, although the job it waited for ended {since} ago: {why}"
+
+
+def words_for_skipped(job: admission.Waiting) -> str:
+    return (
+        f"job {job.job_id} waits for {', '.join(job.limit_keys)} in queue {job.queue}, which has "
+        f"room, since {job.run_at:%Y-%m-%d %H:%M %Z}: no live worker knows its task, another "
+        "transaction has locked its row, or the database refuses to admit it, and the log of the "
+        f'workers says why ("can be admitted"); mend that, or run pgqueue cancel {job.job_id}'
+    )
 
 
 def words_for_unpruned(tasks: dict[str, int]) -> Iterator[str]:

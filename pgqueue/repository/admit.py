@@ -53,6 +53,7 @@ from pgqueue.repository.tables import (
     wake_up_call,
 )
 from pgqueue.repository.workers import NOTHING_PAUSED, Paused
+from pgqueue.rules import admission
 from pgqueue.rules.admission import Buckets, Place, Rule, Waiting
 from pgqueue.rules.limits import SEPARATOR, Limit, name_of
 
@@ -698,6 +699,35 @@ class Admissions:
         return {
             name: count for name, count in waiting if name not in declared and name_of(name) == name
         }
+
+    def skipped(
+        self, queues: Sequence[str], *, tasks: str, paused: Paused, longer_than: timedelta
+    ) -> list[Waiting]:
+        """The first jobs of lanes that were due so long ago, although their limits have room now.
+
+        Locks nothing and reads all lanes, of these queues and tasks.
+        """
+        in_force, after, found = self.rules(), FIRST_LANE, list[Waiting]()
+        given = Counter[str]()  # room that the jobs found so far would take
+        while True:
+            page = self.first_waiting(after, queues=queues, tasks=tasks, lanes=1000, of_lane=1)
+            jobs = [job for [job] in page.lanes.values() if job.is_due]
+            if jobs:
+                keys = {key for job in jobs for key in job.limit_keys}
+                fair = {name for name, _ in admission.fair_names(jobs, in_force)}
+                places = self.places_under(sorted(keys | fair), paused=paused)
+                buckets = self.buckets(sorted(keys))
+                held = admission.held_by_key(places, buckets, in_force) + given
+                turns = admission.Turns(
+                    admission.ready_by_group(places, in_force), 1, buckets.full_at
+                )
+                ids = set(admission.to_admit(jobs, held, in_force, most=len(jobs), turns=turns))
+                chosen = [job for job in jobs if job.job_id in ids]
+                given.update(key for job in chosen for key in job.limit_keys)
+                found += [job for job in chosen if job.run_at < buckets.now - longer_than]
+            if page.are_all or page.last is None:
+                return found
+            after = page.last
 
     def _waiting(self) -> Counter[str]:
         """How many jobs wait for each limit, by name and by key."""

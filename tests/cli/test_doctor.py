@@ -12,6 +12,7 @@ from sqlalchemy import URL, Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from chaos.interleavings.logical_workers import logical_workers, worker_settings
 from pgqueue import Limit, PgQueue
 from pgqueue.cli.doctor import (
     Finding,
@@ -22,6 +23,7 @@ from pgqueue.cli.doctor import (
     of_transactions,
 )
 from pgqueue.embedded import EmbeddedPostgres
+from pgqueue.repository.admit import Admissions
 from pgqueue.repository.health import Health
 from pgqueue.schema import upgrade_database
 
@@ -104,6 +106,29 @@ class TestJobsThatDoNotRun:
 
         assert "workers" in subjects
         assert not {"unknown task", "tasks", "retention"} & subjects
+
+    def test_a_job_that_workers_skip_is_named_with_its_key(
+        self, queue: PgQueue, engine: Engine, database_url: str
+    ) -> None:
+        limit = Limit(1, by="account", name="accounts")
+
+        @queue.task(name="pay", limit=limit)
+        def pay(account: int) -> None: ...
+
+        skipped, _blocked = pay.delay(7).id, pay.delay(8).id
+        with engine.begin() as connection:
+            Admissions(connection).declare([limit])
+            Admissions(connection).set_capacity_of_key("accounts", "accounts [8]", 0)
+            for table in ("jobs", "waiting_messages"):
+                earlier = "SET run_at = run_at - interval '10 minutes'"
+                connection.execute(text(f"UPDATE pgqueue.{table} {earlier}"))
+
+        with logical_workers(worker_settings(database_url), 1):  # which admits nothing
+            level, detail = about(findings(queue), "admission")
+
+        assert level == "warning"
+        assert detail.startswith(f"job {skipped} waits for accounts [7] in queue default, which")
+        assert f"run pgqueue cancel {skipped}" in detail
 
 
 class TestTables:
