@@ -43,6 +43,13 @@ class Plan:
         scans = [node for node in found if "Index Name" in node]
         return sum(int(one["Shared Hit Blocks"] + one["Shared Read Blocks"]) for one in scans)
 
+    def rows_of(self, table: str) -> int:
+        """How many rows of this table were read, before filters of other nodes."""
+        found = [node for node in self.nodes if node.get("Relation Name") == table]
+        names = ("Actual Rows", "Rows Removed by Filter")
+        rows = [sum(node.get(name, 0) for name in names) * node["Actual Loops"] for node in found]
+        return int(sum(rows))
+
     @property
     def has_sort(self) -> bool:
         return any("Sort" in node["Node Type"] for node in self.nodes)

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.doctor import words_for_overdue, words_for_unknown, words_for_unreadable
 from pgqueue.cli.options import (
+    OF_PAGE,
     Decorator,
     hint_at_names,
     on_database,
@@ -28,7 +29,8 @@ from pgqueue.models import JobStatus, Lease, PausedTask, QueueSettings, WorkerPr
 from pgqueue.redaction import redacted, redacted_data
 from pgqueue.repository.admit import LimitState
 from pgqueue.repository.health import Health
-from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.pages import Pages, PageStart
 from pgqueue.repository.schedules import ScheduleState
 from pgqueue.repository.tables import clock, count_rows
 from pgqueue.rules.limits import has_own_capacity, rate_in_words
@@ -281,19 +283,26 @@ BATCHES = View(
 
 
 @click.command("list")
-@which_jobs(JobStatus)
+@which_jobs(JobStatus, filters=OF_PAGE)
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many."
 )
 @on_database_with_json
 def list_jobs(
-    given: CliState, /, as_json: bool, limit: int, statuses: Sequence[str], **words: Any
+    given: CliState,
+    /,
+    as_json: bool,
+    limit: int,
+    statuses: Sequence[str],
+    before: PageStart | None,
+    **words: Any,
 ) -> None:
-    """List jobs, newest first.
+    """List jobs: waiting ones in the order in which they start, others the newest first.
 
-    For a page of older jobs, give the last id as --before.  Reads no arguments, and is fast
-    beside millions of ended jobs; only a search without --status may read far back for a rare
-    job.
+    For the next page, repeat the command with the --before that it prints.  Reads no arguments, and
+    is fast beside millions of waiting or ended jobs; only a search without --status may read far
+    back for a rare job.  If none of the newest 2000 jobs has succeeded, --status succeeded shows
+    older ones too, and the next page goes on in both places.
 
     \b
     Example:  pgqueue --app shop.jobs:queue jobs list --status pending --status running
@@ -301,12 +310,18 @@ def list_jobs(
     which = JobFilter(statuses=frozenset(map(JobStatus, statuses)), **words)
     queue = given.database()
     with opened(queue) as session:
-        page = Listing(session).page(which, limit=limit)
-    print_list(JOBS, queue, page.jobs, as_json=as_json, next_before=page.next_before)
+        try:
+            page = Pages(session).page(which, limit=limit, start=before)
+        except OptionError as error:
+            raise click.BadParameter(str(error), param_hint="--before") from error
+    following = page.next_start
+    shown = "/".join(map(str, following)) if isinstance(following, tuple) else following
+    print_list(JOBS, queue, page.jobs, as_json=as_json, next_before=shown)
     if not page.jobs and not as_json:
         hint_at_names(queue, task=which.task, queue_name=which.queue)
-    if page.next_before is not None and not as_json:
-        click.echo(f"There are older ones: add --before {page.next_before}", err=True)
+    if shown is not None and not as_json:
+        are = "older ones" if isinstance(shown, int) else "more"
+        click.echo(f"There are {are}: add --before {shown}", err=True)
 
 
 @click.command()

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stderr
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,6 +14,7 @@ import click
 from pgqueue.cli.app_loader import CliState
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
+from pgqueue.repository.pages import Gap, PageStart, Place
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless
 
@@ -88,6 +90,14 @@ def as_worker_id(value: str) -> UUID:
         return UUID(value)
     except ValueError as error:
         raise click.BadParameter("give the ids that `pgqueue workers` shows") from error
+
+
+def as_page_start(value: str) -> PageStart:
+    """Parameter type: the id of a job, or numbers that a page of jobs has printed."""
+    if not re.fullmatch(r"[0-9]{1,18}/[0-9]{1,18}/[0-9]{1,18}|[0-9](/[0-9]{1,18}){3}", value):
+        return as_job_id(value)
+    numbers = map(int, value.split("/"))
+    return Place(*numbers) if value.count("/") == 3 else Gap(*numbers)
 
 
 def as_time(value: str) -> datetime:
@@ -198,7 +208,20 @@ FILTERS = {
 """The options that select jobs, by their field of JobFilter."""
 
 
-def which_jobs(statuses: Iterable[JobStatus]) -> Decorator:
+OF_PAGE = FILTERS | {
+    "before": click.option(
+        "--before",
+        type=as_page_start,
+        metavar="ID",
+        help="What the page before has printed, or an id.",
+    )
+}
+"""The same for a page of jobs."""
+
+
+def which_jobs(
+    statuses: Iterable[JobStatus], filters: Mapping[str, Decorator] = FILTERS
+) -> Decorator:
     """Add the options that select jobs of these statuses."""
     status = click.option(
         "--status",
@@ -207,7 +230,7 @@ def which_jobs(statuses: Iterable[JobStatus]) -> Decorator:
         multiple=True,
         help="Only jobs that stand there; may be repeated.",
     )
-    return together(status, *FILTERS.values())
+    return together(status, *filters.values())
 
 
 def hint_at_names(

@@ -1,6 +1,6 @@
-"""What an operator reads: pages of jobs, and all rows about one job.
+"""What an operator reads: the ids of jobs that match a filter, and all rows about one job.
 
-A page must be fast beside millions of ended jobs.  So each status is read from the table that has
+This must be fast beside millions of ended jobs.  So each status is read from the table that has
 its jobs, in the order of their ids: pending and blocked from the messages, running from the
 leases, failed and cancelled from the dead letters.  Only succeeded jobs, and jobs of any status,
 are read backwards from the newest row of ``jobs``.
@@ -123,32 +123,6 @@ def has_limit_key(key: str) -> sa.ColumnElement[bool]:
     """Whether a job counts under a key: it is one of the lines of ``limit_keys``."""
     keys = pg.string_to_array(jobs.c.limit_keys, NEWLINE, type_=sa.ARRAY(sa.Text))
     return sa.cast(key, sa.Text) == sa.any_(keys)
-
-
-SHOWN: tuple[Any, ...] = (
-    Job.id,
-    Job.status,
-    Job.task,
-    Job.queue,
-    Job.priority,
-    Job.attempts,
-    Job.max_attempts,
-    Job.run_at,
-    Job.created_at,
-    Job.started_at,
-    Job.finished_at,
-    Job.last_error,
-)
-"""No arguments and results, which may be large and secret."""
-
-
-def list_jobs(which: JobFilter, *, limit: int) -> sa.Executable:
-    """The newest matching jobs, by descending id."""
-    ids = job_ids(which, limit=limit, newest_first=True)
-    found = ids.subquery("found")
-    return (
-        sa.select(*map(readable, SHOWN)).join(found, found.c.id == Job.id).order_by(Job.id.desc())
-    )
 
 
 def job_ids(
@@ -315,32 +289,6 @@ def first_failure() -> sa.Executable:
     )
 
 
-class JobLine(NamedTuple):
-    """A job in a list."""
-
-    id: int
-    status: JobStatus
-    task: str
-    queue: str
-    priority: int
-    attempts: int
-    max_attempts: int
-    run_at: datetime
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    last_error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class JobPage:
-    """Some jobs, newest first."""
-
-    jobs: Sequence[JobLine]
-    next_before: int | None
-    """The ``before`` of the next page's filter; None on the last page."""
-
-
 class Holder(NamedTuple):
     """The worker that runs a job; hostname and pid are None if its row is deleted."""
 
@@ -404,13 +352,6 @@ class Listing:
 
     def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
-
-    def page(self, which: JobFilter, *, limit: int) -> JobPage:
-        """The newest matching jobs; reads one more, to know whether there is another page."""
-        rows = self._executor.execute(list_jobs(which, limit=limit + 1))
-        found = [JobLine(*row) for row in rows]
-        shown = found[:limit]
-        return JobPage(shown, shown[-1].id if len(found) > limit else None)
 
     def ids(self, which: JobFilter, *, limit: int | None = None) -> list[int]:
         """The ids of all matching jobs, or of the oldest of them, in ascending order."""

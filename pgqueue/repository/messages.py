@@ -72,5 +72,19 @@ def message_rows(job: sa.CTE) -> sa.Select[Any]:
     )
 
 
+def waiting_pairs() -> sa.CTE:
+    """Each queue and priority with a message, by one probe of the key for each of them."""
+    place = (message_queue.c.queue, message_queue.c.priority)
+    pair = sa.select(*place).order_by(*place).limit(1).cte("pair", recursive=True)
+    following = (
+        sa.select(*place)
+        .where(sa.tuple_(*place) > sa.tuple_(pair.c.queue, pair.c.priority))
+        .order_by(*place)
+        .limit(1)
+        .lateral("following")
+    )
+    return pair.union_all(sa.select(following).select_from(pair.join(following, sa.true())))
+
+
 NEW = "new_"
 """Begins the names of parameters: in an UPDATE, one with a column's name is added to SET."""

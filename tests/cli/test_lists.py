@@ -83,11 +83,34 @@ class TestJobs:
         assert ([job["id"] for job in rest["jobs"]], rest["next_before"]) == (ids[2::-1], None)
         assert plain.stderr == f"There are older ones: add --before {ids[3]}\n"
 
+    def test_waiting_ones_are_in_the_order_in_which_they_start(self, queue: PgQueue) -> None:
+        add = queue.tasks["add"]
+        ids = [add.options(priority=priority).delay(1).id for priority in (5, 5, 9, 0)]
+        words = ("jobs", "--status", "pending")
+
+        first = document(queue, *words, "--limit", "2")
+        rest = document(queue, *words, "--before", first["next_before"])
+        plain = command(queue, *words, "--limit", "2")
+        other = command(queue, "jobs", "--status", "failed", "--before", first["next_before"])
+
+        assert [job["id"] for job in first["jobs"]] == [ids[3], ids[0]]
+        assert ([job["id"] for job in rest["jobs"]], rest["next_before"]) == (ids[1:3], None)
+        assert plain.stderr == f"There are more: add --before {first['next_before']}\n"
+        assert other.returncode == 2
+        assert "the page before was of a list with another status" in other.stderr
+
+    @pytest.mark.parametrize("start", ["0", "1/2", "1/2/x", "10/1/1/1", "9" * 19, "1/2/3/4/5"])
+    def test_no_page_begins_at_what_none_has_printed(self, queue: PgQueue, start: str) -> None:
+        ended = command(queue, "jobs", "--status", "pending", "--before", start)
+
+        assert ended.returncode == 2
+        assert f"{start!r} is not the id of a job" in ended.stderr
+
     @pytest.mark.parametrize(
         ("words", "found"),
         [
             ("--status failed", [1]),
-            ("--status pending", [3, 2]),
+            ("--status pending", [2, 3]),
             ("--status failed --status pending", [3, 2, 1]),
             ("--queue mail", [1]),
             ("--task add", [3, 2]),

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from pgqueue import repository
 from pgqueue.models import SCHEMA, JobStatus
-from pgqueue.repository import listing
+from pgqueue.repository import listing, pages
 from pgqueue.repository.cancel import KEYS
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.messages import Start
@@ -65,7 +65,9 @@ def all_statements() -> Iterator[tuple[str, str]]:
             older_than=timedelta(days=1),
             are_waiting=True,
         )
-        yield f"list_jobs {status}", words_of(listing.list_jobs(which, limit=9))
+        yield f"list_jobs {status}", words_of(pages.list_jobs(which, limit=9))
+    pending = pages.list_pending(which, pages.Place(), limit=9)
+    yield "list_pending", words_of(pending)
     yield "job_details", words_of(listing.job_details(frozenset()))
     yield "attempts_of_job", words_of(listing.attempts_of_job(frozenset()))
 

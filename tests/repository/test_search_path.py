@@ -30,6 +30,7 @@ from pgqueue.cli import main
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import CLAIMING, UPKEEP
 from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.pages import Pages
 from pgqueue.schema import (
     SCHEMA_VERSION,
     downgrade,
@@ -267,7 +268,7 @@ def test_an_application_calls_nothing_of_other_roles(
         assert {job.status for job in found} == {JobStatus.PENDING}
         assert queue.check(session) == []
         assert [count.jobs for count in queue.counts(session)] == [len(found)]
-        Listing(session).page(JobFilter(task="t", queue="q"), limit=9)
+        Pages(session).page(JobFilter(task="t", queue="q"), limit=9)
         Listing(session).job(found[0].id)
 
     assert not is_stepped_on(plain_engine)

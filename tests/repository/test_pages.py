@@ -1,0 +1,216 @@
+"""Pages of jobs: right beside every status, and at once beside many waiting and ended jobs."""
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Connection, NullPool, create_engine, text
+
+from chaos.plans import TELLING, Plan, plans_of
+from pgqueue import JobStatus
+from pgqueue.errors import OptionError
+from pgqueue.repository.cancel import Cancels
+from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.pages import STRETCH, JobLine, Pages, Place
+from pgqueue.testing.databases import fresh_database
+
+ENDED = 100_000
+WAITING = 5 * STRETCH
+LIMIT = 20
+
+HISTORY = f"""
+    INSERT INTO pgqueue.jobs (task, queue, outcome, attempts, finished_at)
+    SELECT 'a', 'default', 'succeeded', 1, clock_timestamp() FROM generate_series(1, {ENDED});
+    WITH job AS (
+        INSERT INTO pgqueue.jobs (task, queue, outcome, attempts, finished_at)
+        SELECT CASE n % 10 WHEN 0 THEN 'rare' ELSE 'a' END, 'default', 'failed', 1,
+               clock_timestamp()
+        FROM generate_series(1, 2000) AS n RETURNING *)
+    INSERT INTO pgqueue.dead_letters (job_id, outcome, queue, task)
+    SELECT id, outcome, queue, task FROM job;
+    WITH job AS (
+        INSERT INTO pgqueue.jobs (task, queue) SELECT 'a', 'mail' FROM generate_series(1, 500)
+        RETURNING *)
+    INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
+    SELECT queue, priority, run_at, id, task FROM job;
+    WITH job AS (
+        INSERT INTO pgqueue.jobs (task, queue) SELECT 'a', 'mail' FROM generate_series(1, 30)
+        RETURNING *)
+    INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id)
+    SELECT id, 0, 1, gen_random_uuid() FROM job;
+    INSERT INTO pgqueue.jobs (task, queue, outcome, attempts, finished_at)
+    SELECT 'a', 'default', 'succeeded', 1, clock_timestamp() FROM generate_series(1, {ENDED});
+    WITH job AS (
+        INSERT INTO pgqueue.jobs (task, queue, priority, run_at, outcome, finished_at)
+        SELECT 'a', 'bulk', n % 3, date_trunc('minute', clock_timestamp()) + n % 7 * interval '1s',
+               outcome, CASE WHEN outcome = 'succeeded' THEN clock_timestamp() END
+        FROM generate_series(1, {WAITING}) AS n,
+             LATERAL (SELECT CASE WHEN n % 900 = 0 THEN 'succeeded' END AS outcome) AS ended
+        RETURNING *)
+    INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
+    SELECT queue, priority, run_at, id, task FROM job WHERE outcome IS NULL;
+"""
+
+
+@pytest.fixture(scope="module", params=["analyzed", "unknown to the planner"])
+def history(
+    server_url: str, template_url: str, request: pytest.FixtureRequest
+) -> Iterator[Connection]:
+    """Many ended jobs, before and after some that failed, wait or run; then many that wait, and few
+    of these have succeeded."""
+    with fresh_database(server_url, template_url=template_url) as url:
+        quiet = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        with quiet.connect() as connection:
+            connection.execute(text("ALTER TABLE pgqueue.jobs SET (autovacuum_enabled = off)"))
+            connection.execute(text(HISTORY))
+            if request.param == "analyzed":
+                connection.execute(text("ANALYZE"))
+        told = create_engine(url, poolclass=NullPool, connect_args=TELLING)
+        # In a transaction a plan is told only when the next statement comes.
+        with told.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            yield connection
+
+
+PAGES = {
+    "all": JobFilter(),
+    "a common task": JobFilter(task="a"),
+    "running": JobFilter(statuses=frozenset({JobStatus.RUNNING})),
+    "failed": JobFilter(statuses=frozenset({JobStatus.FAILED})),
+    "failed of a rare task": JobFilter(statuses=frozenset({JobStatus.FAILED}), task="rare"),
+    "succeeded": JobFilter(statuses=frozenset({JobStatus.SUCCEEDED})),
+    "many": JobFilter(statuses=frozenset(JobStatus) - {JobStatus.CANCELLED}),
+    "older": JobFilter(before=ENDED // 2),
+    "pending and failed, older": JobFilter(
+        statuses=frozenset({JobStatus.PENDING, JobStatus.FAILED}), before=ENDED + 300
+    ),
+}
+PENDING = JobFilter(statuses=frozenset({JobStatus.PENDING}))
+SUCCEEDED = JobFilter(statuses=frozenset({JobStatus.SUCCEEDED}))
+
+
+def all_pages(connection: Connection, which: JobFilter, *, limit: int) -> list[list[JobLine]]:
+    pages, start = [], None
+    while True:
+        page = Pages(connection).page(which, limit=limit, start=start)
+        pages.append([*page.jobs])
+        start = page.next_start
+        if start is None:
+            return pages
+
+
+class TestPages:
+    @pytest.mark.parametrize("name", PAGES)
+    def test_come_by_keys_beside_many_ended_jobs(self, history: Connection, name: str) -> None:
+        which = PAGES[name]
+        with plans_of(history) as plans:
+            page = Pages(history).page(which, limit=LIMIT)
+
+        ids = [job.id for job in page.jobs]
+        assert len(ids) == LIMIT
+        assert ids == sorted(ids, reverse=True)
+        if which.statuses:
+            assert {job.status for job in page.jobs} <= which.statuses
+        for plan in plans.seen:
+            assert_no_scan_of_jobs(plan)
+        if name == "succeeded":
+            assert sum(plan.rows_of("jobs") for plan in plans.seen) < WAITING
+
+    def test_follow_each_other_without_a_gap(self, history: Connection) -> None:
+        statuses = frozenset({JobStatus.RUNNING, JobStatus.PENDING})
+        which = JobFilter(statuses=statuses, queue="mail")
+
+        pages = all_pages(history, which, limit=100)
+
+        ids = [job.id for page in pages for job in page]
+        assert ids == Listing(history).ids(which)[::-1]
+        assert [len(page) for page in pages] == [100] * 5 + [30]
+
+    def test_of_each_status_are_those_that_stand_there(self, history: Connection) -> None:
+        numbers = {}
+        for status in JobStatus:
+            ids = Listing(history).ids(JobFilter(statuses=frozenset({status}), queue="mail"))
+            numbers[status.value] = len(ids)
+
+        assert numbers == {
+            "pending": 500, "running": 30, "blocked": 0, "succeeded": 0, "failed": 0, "cancelled": 0
+        }  # fmt: skip
+
+
+class TestPagesOfWaitingJobs:
+    def test_read_no_more_messages_than_they_show(self, history: Connection) -> None:
+        page = Pages(history).page(PENDING, limit=LIMIT)
+        with plans_of(history) as plans:
+            following = Pages(history).page(PENDING, limit=LIMIT, start=page.next_start)
+
+        assert len(following.jobs) == LIMIT
+        assert plans.only.scans_of("message_queue") <= {
+            "Index Scan message_queue_pkey",
+            "Index Only Scan message_queue_pkey",
+        }
+        pairs, around_each = (
+            4,
+            20,
+        )  # for its status, a message is looked for among those of its time
+        read = plans.only.rows_of("message_queue")
+        assert read <= pairs * (LIMIT + 4) + around_each * (LIMIT + 1)
+        assert_no_scan_of_jobs(plans.only)
+
+    def test_are_in_the_order_of_claims_and_show_each_job_once(self, history: Connection) -> None:
+        pages = all_pages(history, PENDING, limit=997)
+
+        jobs = [job for page in pages for job in page]
+        places = [(job.priority, job.run_at) for job in jobs]
+        assert places == sorted(places)
+        assert sorted(job.id for job in jobs) == Listing(history).ids(PENDING)
+        assert {len(page) for page in pages[:-1]} == {997}
+
+    def test_of_older_jobs_stay_among_them(self, history: Connection) -> None:
+        ids = Listing(history).ids(PENDING)
+        start = ids[len(ids) // 2]
+
+        first = Pages(history).page(PENDING, limit=LIMIT, start=start)
+        second = Pages(history).page(PENDING, limit=LIMIT, start=first.next_start)
+
+        assert len(second.jobs) == LIMIT
+        assert all(job.id < start for job in [*first.jobs, *second.jobs])
+
+    def test_begin_where_no_other_list_does(self, history: Connection) -> None:
+        with pytest.raises(OptionError, match="another status"):
+            Pages(history).page(SUCCEEDED, limit=LIMIT, start=Place())
+
+
+class TestPagesOfSucceededJobs:
+    @pytest.mark.parametrize("limit", [LIMIT, 5 * LIMIT, 10_000])
+    def test_show_each_job_once_beneath_many_that_wait(
+        self, history: Connection, limit: int
+    ) -> None:
+        newest = 2 * ENDED
+        which = SUCCEEDED if limit == 10_000 else JobFilter(SUCCEEDED.statuses, after=newest)
+        pages = all_pages(history, which, limit=limit)
+
+        ids = [job.id for page in pages for job in page]
+        assert sorted(ids) == Listing(history).ids(which)
+        assert {len(page) for page in pages} - {len(pages[-1])} <= {limit}
+
+    def test_have_the_newest_first(self, history: Connection) -> None:
+        newest = Listing(history).ids(SUCCEEDED)[-1]
+
+        assert Pages(history).page(SUCCEEDED, limit=LIMIT).jobs[0].id == newest
+
+
+def assert_no_scan_of_jobs(plan: Plan) -> None:
+    # The running ones may be read by a bitmap of their keys; the buffers tell that from a scan.
+    by_key = {"Index Scan jobs_pkey", "Index Only Scan jobs_pkey", "Bitmap Heap Scan"}
+    assert plan.scans_of("jobs") <= by_key
+    assert plan.buffers < 5_000
+
+
+@pytest.mark.parametrize("queue", ["default", None])
+def test_the_job_of_a_unique_key_is_found_by_an_index(
+    history: Connection, queue: str | None
+) -> None:
+    with plans_of(history) as plans:
+        assert Cancels(history).of_keys(["seven"], queue) == {}
+
+    # Perhaps by a bitmap of that index; the buffers tell that from a scan.
+    assert plans.only.scans_of("jobs") <= {"Index Scan jobs_held_unique_key", "Bitmap Heap Scan"}
+    assert plans.only.buffers < 100
