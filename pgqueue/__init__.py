@@ -62,6 +62,7 @@ from pgqueue.repository.invariants import Violation
 from pgqueue.repository.job_state import JobState
 from pgqueue.repository.jobs import Change
 from pgqueue.repository.schedules import ScheduleState
+from pgqueue.repository.workers import HeldJob, WorkerState
 from pgqueue.rules.limits import Limit
 from pgqueue.rules.retention import Keep
 from pgqueue.rules.retry import Retry
@@ -111,9 +112,11 @@ __all__ = [
     "BatchJob",
     # results of operators' calls
     "Change",
+    "HeldJob",
     "JobState",
     "LimitState",
     "Violation",
+    "WorkerState",
     # claims
     "ClaimedJob",
     # batches

@@ -32,7 +32,7 @@ from pgqueue.repository.invariants import Violation
 from pgqueue.repository.job_state import JobState, JobStates
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.listing import UNFINISHED, JobConditions, JobFilter
-from pgqueue.repository.workers import Workers
+from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checked_key, key_of
 from pgqueue.rules.unique import digest_if_long
 from pgqueue.tasks import Task
@@ -311,6 +311,15 @@ class Operations:
     ) -> str:
         """Undo :meth:`pause_key`: the key has the capacity of the other keys again."""
         return self.set_limit(session, limit, None, key=(None,) if key is None else key)
+
+    @translated_errors()
+    def workers(self, session: Session | Connection | scoped_session[Any]) -> list[WorkerState]:
+        """Return the live workers, each with the jobs that it holds, in the order of their starts.
+
+        Live is a worker that no other has declared dead: ``heartbeat_age`` shows when it last gave
+        a sign of life.  What workers have done is counted by their metrics, and not stored.
+        """
+        return Workers(executor(session)).live()
 
     @translated_errors()
     def quiet(self, session: Session | Connection | scoped_session[Any], worker_id: UUID) -> bool:

@@ -25,14 +25,14 @@ from pgqueue.cli.options import (
 )
 from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
-from pgqueue.models import JobStatus, Lease, PausedTask, QueueSettings, WorkerProcess
+from pgqueue.models import JobStatus, PausedTask, QueueSettings
 from pgqueue.redaction import redacted, redacted_data
 from pgqueue.repository.admit import LimitState
 from pgqueue.repository.health import Health
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.pages import Pages, PageStart
 from pgqueue.repository.schedules import ScheduleState
-from pgqueue.repository.tables import clock, count_rows
+from pgqueue.repository.workers import WorkerState
 from pgqueue.rules.limits import has_own_capacity, rate_in_words
 from pgqueue.terminal import as_data, harmless, print_json, print_table
 from pgqueue.worker.health import LONGEST_SILENCE
@@ -136,29 +136,21 @@ def _queues(queue: PgQueue, session: Session, *, are_all_counted: bool) -> list[
     ]
 
 
-def live_workers(session: Session) -> list[dict[str, Any]]:
-    leases = select(count_rows()).where(Lease.worker_id == WorkerProcess.id).scalar_subquery()
-    statement = (
-        select(WorkerProcess, clock() - WorkerProcess.heartbeat_at, leases)
-        .where(WorkerProcess.dead_at.is_(None))
-        .order_by(WorkerProcess.started_at)
-    )
-    return [
-        {
-            "id": str(worker.id),
-            "hostname": worker.hostname,
-            "pid": worker.pid,
-            "queues": worker.queues,
-            "is_quiet": not worker.queues,
-            "slots": worker.slots,
-            "jobs": jobs,
-            # No lease says whether its job has started, but no more jobs run than there are slots.
-            "claimed_ahead": max(0, jobs - worker.slots),
-            "started_at": worker.started_at.isoformat(),
-            "heartbeat_age": round(age.total_seconds(), 3),
-        }
-        for worker, age, jobs in session.execute(statement)
-    ]
+def _worker(worker: WorkerState) -> dict[str, Any]:
+    same = ("id", "hostname", "pid", "queues", "is_quiet", "slots", "claimed_ahead", "started_at")
+    return {
+        **{name: getattr(worker, name) for name in same},
+        "jobs": len(worker.jobs),
+        "heartbeat_age": worker.heartbeat_age,
+        "holds": worker.jobs,
+    }
+
+
+def _oldest_job(worker: WorkerState) -> str:
+    if not worker.jobs:
+        return ""
+    oldest = worker.jobs[0]
+    return f"{oldest.job_id} {oldest.task} since {local(oldest.since)}"
 
 
 class _Run(NamedTuple):
@@ -232,13 +224,15 @@ QUEUES = View(
 WORKERS = View(
     "workers",
     {
-        "id": lambda one: one["id"],
-        "worker": lambda one: f"{one['hostname']}:{one['pid']}",
-        "queues": lambda one: ", ".join(one["queues"]) or "(quiet)",
-        "jobs/slots": lambda one: f"{one['jobs']}/{one['slots']}",
-        "last heartbeat": lambda one: f"{one['heartbeat_age']:.1f} s ago",
+        "id": lambda one: str(one.id),
+        "worker": lambda one: f"{one.hostname}:{one.pid}",
+        "queues": lambda one: ", ".join(one.queues) or "(quiet)",
+        "jobs/slots": lambda one: f"{len(one.jobs)}/{one.slots}",
+        "last heartbeat": lambda one: f"{one.heartbeat_age.total_seconds():.1f} s ago",
+        "oldest job": _oldest_job,
     },
     otherwise="No worker lives.",
+    document=lambda _queue, one: _worker(one),
 )
 
 SCHEDULES = View(
@@ -342,7 +336,7 @@ def status(given: CliState, exact: bool, as_json: bool) -> None:
         about = health.about_jobs()
         are_all_counted = exact or about <= COUNTED
         queues = _queues(queue, session, are_all_counted=are_all_counted)
-        live = live_workers(session)
+        live = queue.workers(session)
         unknown = health.unknown_tasks(queue.tasks) if queue.tasks else []
         unreadable = health.unreadable()
         paused = list(session.scalars(select(PausedTask.task).order_by(PausedTask.task)))
@@ -354,14 +348,14 @@ def status(given: CliState, exact: bool, as_json: bool) -> None:
             {"task": one.task, "jobs": one.jobs, "oldest_age": one.since, "reason": one.reason}
             for one in unreadable
         ]
-        found = {"queues": queues, "paused_tasks": paused, "workers": live}
+        found = {"queues": queues, "paused_tasks": paused, "workers": [*map(_worker, live)]}
         found |= {"unknown_tasks": tasks, "unreadable_jobs": met, "about_jobs": about}
         print_json(found)
         return
     print_rows(QUEUES, queues)
     if not are_all_counted:
         click.echo(f"About {about:,} jobs in all; --exact counts those marked ?, by reading them.")
-    if ahead := sum(worker["claimed_ahead"] for worker in live):
+    if ahead := sum(worker.claimed_ahead for worker in live):
         click.echo(f"The running include {ahead:,} claimed ahead, which start when a slot is free.")
     if paused:
         click.echo(harmless(f"Paused tasks: {', '.join(paused)}."))
@@ -382,11 +376,12 @@ def health(given: CliState) -> None:
     Example:  pgqueue --app shop.jobs:queue health
     """
     host = socket.gethostname()
-    with opened(given.database()) as session:
+    queue = given.database()
+    with opened(queue) as session:
         live = [
-            str(worker["pid"])
-            for worker in live_workers(session)
-            if worker["hostname"] == host and worker["heartbeat_age"] < LONGEST_SILENCE
+            str(worker.pid)
+            for worker in queue.workers(session)
+            if worker.hostname == host and worker.heartbeat_age.total_seconds() < LONGEST_SILENCE
         ]
     if not live:
         raise click.ClickException(f"No worker lives on {host}")
@@ -413,8 +408,8 @@ def _list_command(
 
 workers = _list_command(
     WORKERS,
-    "List the live workers with their ids.",
-    lambda _queue, session: live_workers(session),
+    "List the live workers with their ids, and the job that each has held longest.",
+    PgQueue.workers,
 )
 limits = _list_command(
     LIMITS,

@@ -1,8 +1,11 @@
-"""Workers: their heartbeats, and what they read about each other."""
+"""Workers: their heartbeats, what they read about each other, and what an operator reads."""
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cache
+from itertools import groupby
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -12,6 +15,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
 from pgqueue.repository.batches import has_candidates
 from pgqueue.repository.claim import Claimed
+from pgqueue.repository.reading import moment, span
 from pgqueue.repository.rescue import (
     Rescues,
     SeenWorker,
@@ -21,6 +25,7 @@ from pgqueue.repository.rescue import (
 )
 from pgqueue.repository.schedules import seconds_to_next_tick
 from pgqueue.repository.tables import (
+    AS_IT_STANDS,
     clock,
     job_attempts,
     jobs,
@@ -120,6 +125,28 @@ def _members() -> sa.Select[Any]:
     )
     return sa.select(workers.c.id, workers.c.heartbeat_at, is_locked.label("is_locked")).where(
         workers.c.dead_at.is_(None)
+    )
+
+
+@cache
+def live_workers() -> sa.Executable:
+    """The workers not declared dead and the jobs that they hold, the oldest first."""
+    job = (
+        sa.select(jobs.c.task, jobs.c.queue)
+        .where(jobs.c.id == leases.c.target_id)
+        .offset(AS_IT_STANDS)  # by key: all of `jobs` is not hashed for a few leases
+        .lateral("job")
+    )
+    worker = (workers.c.id, workers.c.hostname, workers.c.pid, workers.c.queues, workers.c.slots)
+    age = span(clock() - workers.c.heartbeat_at)
+    held = (leases.c.target_id, job.c.task, job.c.queue, leases.c.attempt)
+    return (
+        sa.select(*worker, moment(workers.c.started_at), age, *held, moment(leases.c.started_at))
+        .select_from(
+            workers.outerjoin(leases, leases.c.worker_id == workers.c.id).outerjoin(job, sa.true())
+        )
+        .where(workers.c.dead_at.is_(None))
+        .order_by(workers.c.started_at, workers.c.id, leases.c.started_at, leases.c.target_id)
     )
 
 
@@ -235,6 +262,44 @@ class Notices(NamedTuple):
     """Whether a batch may have ended; None if it was not asked."""
 
 
+@dataclass(frozen=True, slots=True)
+class HeldJob:
+    """A job that a worker has claimed."""
+
+    job_id: int
+    task: str | None
+    queue: str | None
+    attempt: int
+    since: datetime
+    """When the worker claimed it: a job claimed ahead of the slots has not started yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A live worker, as read by :meth:`PgQueue.workers`."""
+
+    id: UUID
+    hostname: str
+    pid: int
+    queues: tuple[str, ...]
+    """Empty for a quiet worker, which claims no more jobs."""
+    slots: int
+    started_at: datetime
+    heartbeat_age: timedelta
+    jobs: tuple[HeldJob, ...]
+    """Those that it runs or has claimed ahead, in the order of their claims."""
+
+    @property
+    def is_quiet(self) -> bool:
+        return not self.queues
+
+    @property
+    def claimed_ahead(self) -> int:
+        """How many of its jobs at least wait for a slot: no lease says whether its job has
+        started."""
+        return max(0, len(self.jobs) - self.slots)
+
+
 class Workers(Rescues):
     """All workers, behind one Session or Connection; the dead ones are rescued below."""
 
@@ -292,6 +357,19 @@ class Workers(Rescues):
 
     def members(self) -> list[SeenWorker]:
         return [SeenWorker(*row) for row in self._executor.execute(all_workers())]
+
+    def live(self) -> list[WorkerState]:
+        """The workers not declared dead, in the order of their starts."""
+        found = []
+        rows = self._executor.execute(live_workers())
+        for _, of_worker in groupby(rows, key=lambda row: row[0]):
+            held = list(of_worker)
+            id, hostname, pid, queues, slots, started_at, age = held[0][:7]
+            held_jobs = tuple(HeldJob(*row[7:]) for row in held if row[7] is not None)
+            found.append(
+                WorkerState(id, hostname, pid, tuple(queues), slots, started_at, age, held_jobs)
+            )
+        return found
 
     def leases_of(self, worker_id: UUID) -> list[tuple[int, int, int]]:
         """(job, message, attempt) of every lease that this worker holds in the database."""

@@ -257,7 +257,7 @@ def test_workers_have_their_ids(queue: PgQueue, session: Session) -> None:
     heading, *told = lines(queue, "workers")
     listed = document(queue, "workers")["workers"]
 
-    assert heading.split() == ["id", "worker", "queues", "jobs/slots", "last", "heartbeat"]
+    assert heading.split()[:6] == ["id", "worker", "queues", "jobs/slots", "last", "heartbeat"]
     assert [line.split()[:3] for line in told] == [
         [str(first), "here:1", "(quiet)"],
         [str(second), "here:1", "mail,"],
@@ -267,6 +267,23 @@ def test_workers_have_their_ids(queue: PgQueue, session: Session) -> None:
         (str(second), False, ["mail", "web"]),
     ]
     assert (listed[0]["slots"], listed[0]["jobs"]) == (2, 0)
+
+
+def test_workers_have_the_jobs_that_they_hold(queue: PgQueue, session: Session) -> None:
+    [worker] = workers(session, 1)
+    job_id = queue.tasks["add"].delay(1).id
+    lease = {"target_id": job_id, "message_id": 1, "attempt": 2, "worker_id": worker}
+    session.add(Lease(**lease))
+    session.commit()
+
+    heading, line = lines(queue, "workers")
+    [listed] = document(queue, "workers")["workers"]
+
+    assert heading.endswith("oldest job")
+    assert f"  {job_id} add since " in line
+    [held] = listed["holds"]
+    assert datetime.fromisoformat(held.pop("since")).utcoffset() == timedelta(0)
+    assert held == {"job_id": job_id, "task": "add", "queue": "default", "attempt": 2}
 
 
 def test_health_is_that_of_the_workers_of_this_host(queue: PgQueue, session: Session) -> None:

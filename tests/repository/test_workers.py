@@ -1,0 +1,75 @@
+"""The live workers with the jobs that they hold, as an application reads them."""
+
+import asyncio
+
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from chaos.interleavings.logical_workers import (
+    LogicalWorker,
+    declare_dead,
+    enqueue,
+    enqueue_many,
+    workers_at,
+)
+from pgqueue import PgQueue, WorkerState
+from pgqueue.outcomes import Succeeded
+
+queue = PgQueue()
+
+
+def live(engine: Engine) -> list[WorkerState]:
+    with Session(engine) as session:
+        return queue.workers(session)
+
+
+def test_a_worker_has_the_jobs_that_it_holds_in_the_order_of_their_claims(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    early, later = enqueue_many(engine, 2)
+    [first] = worker.claim()
+    worker.claim()
+    [state] = live(engine)
+
+    assert (state.id, state.slots, state.queues, state.is_quiet) == (
+        worker.id,
+        1,
+        ("default",),
+        False,
+    )
+    assert [(job.job_id, job.task, job.queue, job.attempt) for job in state.jobs] == [
+        (early, "tests.task", "default", 1),
+        (later, "tests.task", "default", 1),
+    ]
+    assert state.started_at <= state.jobs[0].since <= state.jobs[1].since
+    assert state.claimed_ahead == 1
+
+    worker.settle(first, Succeeded())
+    [state] = live(engine)
+    assert [job.job_id for job in state.jobs] == [later]
+    assert state.claimed_ahead == 0
+
+
+def test_the_dead_are_not_among_them_and_the_idle_are(engine: Engine) -> None:
+    with workers_at(engine, 3) as [dead, busy, idle]:
+        enqueue(engine)
+        busy.claim()
+        declare_dead(engine, dead)
+
+        assert [(state.id, len(state.jobs)) for state in live(engine)] == [
+            (busy.id, 1),
+            (idle.id, 0),
+        ]
+
+
+def test_an_async_session_reads_them_too(engine: Engine, worker: LogicalWorker) -> None:
+    async def read() -> list[WorkerState]:
+        other = create_async_engine(engine.url)
+        try:
+            async with AsyncSession(other) as session:
+                return await session.run_sync(queue.workers)
+        finally:
+            await other.dispose()
+
+    assert [state.id for state in asyncio.run(read())] == [worker.id]
