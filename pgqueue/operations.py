@@ -34,7 +34,7 @@ from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.listing import UNFINISHED, JobConditions, JobFilter
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checked_key, key_of
-from pgqueue.rules.unique import digest_if_long
+from pgqueue.rules.unique import KEY_ACROSS_QUEUES, digest_if_long
 from pgqueue.tasks import Task
 from pgqueue.tasks.editing import Changes
 from pgqueue.tasks.editing import change as change_job
@@ -141,7 +141,8 @@ class Operations:
         - ``status``: one or several of pending, blocked and running; all three by default.
         - ``task``, ``queue``, ``tag``: by name; ``batch``: by the id of a batch.
         - ``limit_key``: a key under which the jobs count, as in ``Job.limit_keys``.
-        - ``unique_key``: as in ``Job.unique_key``; two queues may each have a job with it.
+        - ``unique_key``: as in ``Job.unique_key``; two queues may each have a job with it, unless
+          the key is one across queues.
 
         At least one condition besides ``status`` is needed, and all must hold.  Jobs that wait end
         first, the newest before the others, by one statement for each thousand.  Then each job
@@ -197,7 +198,8 @@ class Operations:
         if queue is not None:
             check_queue_name(queue, "cancel_by_key: ")
         cancels = Cancels(in_transaction(session, "cancel by a unique key"))
-        return dict(cancels.of_keys([digest_if_long(key)], queue))
+        stored = digest_if_long(key)
+        return dict(cancels.of_keys([stored, f"{KEY_ACROSS_QUEUES}{stored}"], queue))
 
     @translated_errors()
     def requeue(

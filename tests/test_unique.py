@@ -518,6 +518,79 @@ def test_a_period_is_refused_where_it_could_not_hold(session: Session) -> None:
         show.options(unique=Unique(key="pgqueue.period:1:x", until="started")).delay(1)
 
 
+@queue.task(name="tests.export", unique=Unique(by=("page",), across="queues"))
+def export(page: int, text: str = "") -> None: ...
+
+
+def test_a_key_across_queues_is_held_by_one_job_of_all_queues(session: Session) -> None:
+    slow = export.options(queue="slow")
+    first = slow.enqueue(session, 1)
+    session.commit()
+
+    assert export.enqueue(session, 1).id == first.id
+    assert export.delay(1).id == first.id
+    many = export.enqueue_many(session, [(1,), (2,), (2,)])
+    assert (many[0], many[1]) == (first.id, many[2])
+    with pytest.raises(DuplicateJob, match=f"job {first.id} holds the unique key") as raised:
+        export.options(on_duplicate="raise").enqueue(session, 1)
+    assert raised.value.holder == first.id
+    session.add(export.job(1))
+    with pytest.raises(DuplicateJob):
+        session.flush()
+    session.rollback()
+
+    assert queue.cancel(session, first.id)
+    assert export.enqueue(session, 1).is_new
+    with pytest.raises(DuplicateJob, match=f"job {first.id}: job .* holds") as raised:
+        queue.requeue(session, first.id)
+    assert "of its queue" not in str(raised.value)
+    assert raised.value.holder is not None
+
+
+def test_a_key_across_queues_is_another_than_that_of_a_queue(session: Session) -> None:
+    across = export.options(unique=Unique(key="k", across="queues")).enqueue(session, 1)
+    of_queue = export.options(unique=Unique(key="k")).enqueue(session, 1)
+
+    assert of_queue.is_new
+    assert across.unique_key == f"pgqueue.across:{of_queue.unique_key}"
+    with pytest.raises(OptionError, match=r"begins as the keys of Unique\(across=...\) do"):
+        export.options(unique=Unique(key=across.unique_key)).enqueue(session, 1)
+
+
+def test_a_changed_argument_takes_its_key_across_queues(session: Session) -> None:
+    held = export.options(queue="slow").enqueue(session, 2)
+    job = export.enqueue(session, 1)
+
+    with pytest.raises(DuplicateJob, match=f"job {held.id} holds"):
+        queue.change(session, job.id, args={"page": 2})
+    queue.change(session, job.id, args={"page": 3})
+    assert export.options(queue="slow").enqueue(session, 3).id == job.id
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_of_eight_clients_that_enqueue_one_key_across_two_queues_all_get_one_job(
+    session: Session, database_url: str, many: bool
+) -> None:
+    seen = key_contest.compete(database_url, "finished", "return", many, across=True)
+
+    jobs = session.query(Job).all()
+    assert len(jobs) == (2 if many else 1)
+    assert {each for one in seen for each in one} == {job.id for job in jobs}
+
+
+def test_a_handler_is_not_given_its_own_job_in_another_queue(session: Session) -> None:
+    @queue.task(name="tests.again", unique=Unique(by=(), across="queues"), max_attempts=1)
+    def again(session: Session) -> None:
+        again.options(queue="slow").enqueue(session)
+
+    job = again.delay()
+    Worker(queue).run_until_empty(timeout=60)
+
+    error = session.get_one(Job, job.id).last_error
+    assert error is not None
+    assert "which is running this code, holds the unique key" in error
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "by number": ({"by": 7}, "by is 7; give the name"),
     "by numbers": ({"by": (1,)}, "give the name of a parameter"),
@@ -528,6 +601,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "period 0": ({"period": timedelta(0)}, "period is .* from a second"),
     "period number": ({"period": 60}, "period is 60; give a timedelta"),
     "period and start": ({"period": HOUR, "until": "started"}, "give one of them"),
+    "across": ({"across": "tasks"}, "across is 'tasks'; give one of 'queues'"),
+    "across and period": (
+        {"across": "queues", "period": HOUR},
+        "across='queues' and a period are given",
+    ),
+    "across and replace": (
+        {"across": "queues", "on_conflict": "replace"},
+        "across='queues' and on_conflict='replace' are given",
+    ),
     "at_most alone": ({"at_most": HOUR}, "moves none; omit at_most"),
     "at_most 0": ({"on_conflict": "postpone", "at_most": 0 * HOUR}, "at_most .* above zero"),
     "at_most number": ({"on_conflict": "postpone", "at_most": 5}, "at_most is 5"),

@@ -45,6 +45,7 @@ from pgqueue.models import JobStatus
 from pgqueue.repository.cancel import Cancels
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.listing import UNFINISHED, JobFilter, Listing
+from pgqueue.rules.unique import KEY_ACROSS_QUEUES
 from pgqueue.tasks import editing
 from pgqueue.terminal import harmless, one_line, print_json
 
@@ -326,7 +327,8 @@ def _change_batch(queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int]) 
                 word, reason = NOT_FOUND, "no job has this id: never committed, or deleted"
             except DuplicateJob as error:
                 holder = f"job {error.holder}" if error.holder else "another unfinished job"
-                word, reason = KEY_TAKEN, f"{holder} of its queue has its unique key"
+                of_queue = "" if KEY_ACROSS_QUEUES in str(error) else " of its queue"
+                word, reason = KEY_TAKEN, f"{holder}{of_queue} has its unique key"
             except (ArgumentsError, OptionError, PayloadError, UnknownTask) as error:
                 word, reason = REFUSED, one_line(error)
             results.append(Result(job_id, word, reason))

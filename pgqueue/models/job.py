@@ -113,6 +113,13 @@ class Job(Base):
             unique=True,
             postgresql_where=text("held_unique_key IS NOT NULL"),
         ),
+        # The keys of Unique(across="queues"), which begin so; few or no jobs have one.
+        Index(
+            "jobs_held_unique_key_across",
+            "held_unique_key",
+            unique=True,
+            postgresql_where=text("pg_catalog.starts_with(held_unique_key, 'pgqueue.across:')"),
+        ),
     )
 
     def __repr__(self) -> str:

@@ -30,22 +30,30 @@ from pgqueue.repository.messages import (
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import (
     document,
+    is_key_across_queues,
     jobs,
     json_parameter,
     pg,
     text_parameter,
     wake_up_call,
 )
-from pgqueue.rules.unique import KEY_OF_PERIOD, Unique
+from pgqueue.rules.unique import KEY_OF_PERIOD, Unique, is_across_queues
 
 
 @cache
 def enqueue_job(
-    *, start: Start, unique: bool, notify: bool, labelled: bool = False, limited: bool = False
+    *,
+    start: Start,
+    unique: bool,
+    notify: bool,
+    labelled: bool = False,
+    limited: bool = False,
+    across: bool = False,
 ) -> sa.Executable:
     """Insert one job and its message; returns the values that the database chose.
 
-    ``labelled`` writes meta and tags too.  ``limited``: the message waits to be admitted.  Returns
+    ``labelled`` writes meta and tags too.  ``limited``: the message waits to be admitted.
+    ``across``: the unique key is one of all queues.  Returns
     no row if another unfinished job holds the unique key.  DO NOTHING, because DO UPDATE of the
     holder costs twelve times as much under contention.
     """
@@ -62,7 +70,8 @@ def enqueue_job(
     if unique:
         values["unique_key"] = sa.bindparam("unique_key", type_=sa.Text)
         values["held_unique_key"] = sa.bindparam("unique_key", type_=sa.Text)
-    taken = Taken.SKIP if unique else Taken.NEVER
+    skip = Taken.SKIP_ACROSS if across else Taken.SKIP
+    taken = skip if unique else Taken.NEVER
     job = _inserted(insert_or_skip(jobs).values(values), taken, limited=limited)
     message = (waiting_message_of if limited else message_of)(job).cte("message")
     woken = wake_up_call() if notify else sa.true()
@@ -84,7 +93,12 @@ def enqueue_jobs(*, start: Start, notify: bool, labelled: bool = False) -> sa.Ex
 
 @cache
 def enqueue_unique_jobs(
-    *, start: Start, notify: bool, labelled: bool = False, limited: bool = False
+    *,
+    start: Start,
+    notify: bool,
+    labelled: bool = False,
+    limited: bool = False,
+    across: bool = False,
 ) -> sa.Executable:
     """The same with a unique key each; returns the new jobs and the holders of taken keys.
 
@@ -93,10 +107,11 @@ def enqueue_unique_jobs(
     The holders are read in the statement's snapshot, so that a holder which ends while the
     statement runs, perhaps waiting for other enqueuers, is still found.
     """
-    new = _enqueue_with_keys(start, Taken.SKIP, notify=notify, labelled=labelled, limited=limited)
+    skip = Taken.SKIP_ACROSS if across else Taken.SKIP
+    new = _enqueue_with_keys(start, skip, notify=notify, labelled=labelled, limited=limited)
     wanted = document("documents", sa.column("unique_key", sa.Text))
     holder = sa.select(jobs.c.id, jobs.c.held_unique_key, sa.false(), sa.null())
-    return sa.union_all(new, _that_hold(holder, sa.select(wanted.c.unique_key)))
+    return sa.union_all(new, _that_hold(holder, sa.select(wanted.c.unique_key), across))
 
 
 @cache
@@ -121,13 +136,13 @@ def period_of_start(start: Start) -> sa.Executable:
 
 
 @cache
-def holders_of_unique_keys() -> sa.Executable:
-    """The unfinished jobs of a queue that hold these keys, and whether the role may read them."""
+def holders_of_unique_keys(*, across: bool) -> sa.Executable:
+    """The jobs of a queue, or of all, that hold these keys, and whether the role may read them."""
     all_of_jobs = sa.literal_column(f"""'"{SCHEMA}".jobs', 'SELECT'""", sa.Text)
     may_read = pg.has_table_privilege(all_of_jobs)
     keys = pg.jsonb_array_elements_text(json_parameter("keys"))
     holder = sa.select(jobs.c.id, jobs.c.held_unique_key, may_read)
-    return _that_hold(holder, sa.select(keys.column_valued("key")))
+    return _that_hold(holder, sa.select(keys.column_valued("key")), across)
 
 
 @cache
@@ -154,12 +169,14 @@ class Taken(StrEnum):
 
     NEVER = "never"
     SKIP = "skip"
+    SKIP_ACROSS = "skip across queues"
+    """Two indexes may refuse the row: an arbiter for one would raise what the other refuses."""
     LOCK = "lock"
 
 
-def _that_hold(holder: sa.Select[Any], keys: sa.Select[Any]) -> sa.Select[Any]:
+def _that_hold(holder: sa.Select[Any], keys: sa.Select[Any], across: bool) -> sa.Select[Any]:
     return holder.where(
-        jobs.c.queue == text_parameter("queue"),
+        is_key_across_queues() if across else jobs.c.queue == text_parameter("queue"),
         jobs.c.held_unique_key.in_(keys),
         jobs.c.held_unique_key.is_not(None),
     )
@@ -214,6 +231,8 @@ def _inserted(job: Any, taken: Taken, *, limited: bool = False) -> sa.CTE:
     match taken:
         case Taken.SKIP:
             job = job.on_conflict_do_nothing(**index)
+        case Taken.SKIP_ACROSS:
+            job = job.on_conflict_do_nothing()
         case Taken.LOCK:
             same = {"held_unique_key": jobs.c.held_unique_key}
             job = job.on_conflict_do_update(**index, set_=same, where=sa.false())
@@ -346,6 +365,7 @@ class Enqueues:
             notify=new.notify,
             labelled=new.is_labelled,
             limited=limit_keys is not None,
+            across=is_across_queues(unique_key),
         )
         parameters = {**new.parameters(), "args": args}
         if limit_keys is not None:
@@ -419,6 +439,7 @@ class Enqueues:
             notify=new.notify,
             labelled=new.is_labelled,
             limited=rows[0].limit_keys is not None,
+            across=any(is_across_queues(row.unique_key) for row in rows),
         )
         documents = json.dumps([row._asdict() for row in rows])
         written = self._executor.execute(statement, {**new.parameters(), "documents": documents})
@@ -446,9 +467,12 @@ class Enqueues:
 
 
 def holders(executor: Executor, queue: str, keys: Iterable[str]) -> dict[str, KeyHolder]:
-    """Return the unfinished jobs of a queue that hold these keys."""
-    parameters = {"queue": queue, "keys": json.dumps(list(keys))}
-    rows = executor.execute(holders_of_unique_keys(), parameters)
+    """Return the unfinished jobs of a queue that hold these keys, or of all queues: all keys have
+    the same scope."""
+    keys = list(keys)
+    parameters = {"queue": queue, "keys": json.dumps(keys)}
+    across = any(map(is_across_queues, keys))
+    rows = executor.execute(holders_of_unique_keys(across=across), parameters)
     return {key: KeyHolder(id, is_readable) for id, key, is_readable in rows}
 
 

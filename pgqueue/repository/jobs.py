@@ -52,6 +52,7 @@ from pgqueue.repository.tables import (
 )
 from pgqueue.repository.tables import notify as notified
 from pgqueue.repository.workers import NOTHING_PAUSED
+from pgqueue.rules.unique import is_across_queues
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
 
@@ -613,8 +614,9 @@ def raising_duplicate(
         name = f"job {job}" if isinstance(job, int) else repr(job)
         found = holder()
         other = f"job {found.id}" if found else "another unfinished job"
+        of_queue = "" if is_across_queues(unique_key) else " of its queue"
         duplicate = DuplicateJob(
-            f"{name}: {other} of its queue holds the unique key {unique_key!r}; wait for that job "
+            f"{name}: {other}{of_queue} holds the unique key {unique_key!r}; wait for that job "
             "to end, or use enqueue(), which returns it"
         )
         duplicate.holder = found and found.id

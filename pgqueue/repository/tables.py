@@ -27,7 +27,7 @@ from pgqueue.models import (
     WaitingMessage,
     WorkerProcess,
 )
-from pgqueue.rules.unique import KEY_OF_PERIOD
+from pgqueue.rules.unique import KEY_ACROSS_QUEUES, KEY_OF_PERIOD
 
 
 def _table(model: type[Any]) -> sa.Table:
@@ -159,6 +159,12 @@ def seconds(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 def has_key_of_period() -> sa.ColumnElement[bool]:
     """Whether a job holds a key that stays taken after it has succeeded; NULL without a key."""
     prefix = sa.cast(sa.literal_column(f"'{KEY_OF_PERIOD}'", sa.Text), sa.Text)
+    return pg.starts_with(jobs.c.held_unique_key, prefix, type_=sa.Boolean)
+
+
+def is_key_across_queues() -> sa.ColumnElement[bool]:
+    """The condition of the index of keys that only one job of all queues may hold."""
+    prefix = sa.literal_column(f"'{KEY_ACROSS_QUEUES}'", sa.Text)
     return pg.starts_with(jobs.c.held_unique_key, prefix, type_=sa.Boolean)
 
 

@@ -19,8 +19,14 @@ Until = Literal["started", "finished"]
 OnConflict = Literal["return", "raise", "replace", "postpone"]
 """What an enqueue does if another job holds the unique key."""
 
+Across = Literal["queues"]
+"""Where a unique key is the only one, apart from its queue."""
+
 KEY_OF_PERIOD = "pgqueue.period:"
 """The prefix of keys that stay taken after their jobs have succeeded."""
+
+KEY_ACROSS_QUEUES = "pgqueue.across:"
+"""The prefix of keys that only one job of all queues may hold."""
 
 CHANGES_HOLDER = ("replace", "postpone")
 
@@ -29,8 +35,9 @@ CHANGES_HOLDER = ("replace", "postpone")
 class Unique:
     """Defines which jobs of a task are duplicates, and what an enqueue does about a duplicate.
 
-    At most one job of a queue holds a unique key at a time.  The key is made from the task's name
-    and the arguments in ``by``; ``key`` replaces it.
+    At most one job of a queue holds a unique key at a time; with ``across="queues"``, one job of
+    all queues.  The key is made from the task's name and the arguments in ``by``; ``key`` replaces
+    it.
     """
 
     by: Sequence[str] | None = None
@@ -66,6 +73,10 @@ class Unique:
     """With ``replace`` or ``postpone``: the latest time of the waiting job, counted from its
     creation.  None: no limit."""
 
+    across: Across | None = None
+    """``queues``: one job of all queues holds the key.  The key is then stored with a prefix, and
+    differs from the same key of one queue.  Not with ``period``, ``replace`` or ``postpone``."""
+
     def __post_init__(self) -> None:
         if isinstance(self.by, str):
             object.__setattr__(self, "by", (self.by,))
@@ -81,6 +92,13 @@ class Unique:
             _check_period(self.period, self.until)
         if self.at_most is not None:
             _check_at_most(self.at_most, self.on_conflict)
+        if self.across is not None:
+            _check_word("across", self.across, Across)
+            if self.period is not None or self.changes_holder:
+                other = "a period" if self.period else f"on_conflict={self.on_conflict!r}"
+                raise OptionError(
+                    f"Unique: across={self.across!r} and {other} are given; give one of them"
+                )
 
     @property
     def changes_holder(self) -> bool:
@@ -113,7 +131,12 @@ def names_wanted_by(
     return frozenset(wanted)
 
 
-def storable_key(key: Any, task_name: str) -> str | None:
+def is_across_queues(stored_key: str | None) -> bool:
+    """Whether only one job of all queues may hold this key."""
+    return stored_key is not None and stored_key.startswith(KEY_ACROSS_QUEUES)
+
+
+def storable_key(key: Any, task_name: str, across: Across | None = None) -> str | None:
     """Return the stored form of a key.  A long key becomes a digest, which fits into an index."""
     if key is None:
         return None
@@ -128,12 +151,14 @@ def storable_key(key: Any, task_name: str) -> str | None:
             f"task {task_name}: unique_key {key!r} holds a character PostgreSQL cannot store; "
             "remove NUL characters and lone surrogates"
         )
-    if key.startswith(KEY_OF_PERIOD):
-        raise OptionError(
-            f"task {task_name}: unique_key {key!r} begins as the keys of Unique(period=...) do; "
-            "choose another"
-        )
-    return digest_if_long(key)
+    for prefix, option in ((KEY_OF_PERIOD, "period"), (KEY_ACROSS_QUEUES, "across")):
+        if key.startswith(prefix):
+            raise OptionError(
+                f"task {task_name}: unique_key {key!r} begins as the keys of Unique({option}=...) "
+                "do; choose another"
+            )
+    key = digest_if_long(key)
+    return key if across is None else f"{KEY_ACROSS_QUEUES}{key}"
 
 
 def digest_if_long(key: str) -> str:

@@ -153,7 +153,7 @@ class UniqueKeys:
                     f"{type(error).__name__}; let it return a str, or None for a job that is not "
                     "unique"
                 ) from error
-        return storable_key(key, self._task_name)
+        return storable_key(key, self._task_name, unique.across)
 
     def _names_of(self, unique: Unique) -> tuple[str, ...]:
         names = self._payload.names if unique.by is None else unique.by

@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from pgqueue.errors import DuplicateJob
 from pgqueue.options import Options
 from pgqueue.repository.claim import Claimed
-from pgqueue.rules.unique import CHANGES_HOLDER
+from pgqueue.rules.unique import CHANGES_HOLDER, is_across_queues
 
 running_job: ContextVar[Claimed | None] = ContextVar("pgqueue_running_job", default=None)
 """The job whose handler runs, or ran last, in this thread or asyncio task.
@@ -21,10 +21,16 @@ def check_holder(options: Options, holder_id: int, unique_key: str | None) -> No
     end without an error.  A job that was not changed as the enqueue asked would lose its arguments.
     """
     running = running_job.get()
-    caller = None if running is None else (running.job_id, running.queue)
-    words = _refusal(options, holder_is_caller=caller == (holder_id, options.queue))
+    across = is_across_queues(unique_key)
+    is_caller = (
+        running is not None
+        and running.job_id == holder_id
+        and (across or running.queue == options.queue)
+    )
+    words = _refusal(options, holder_is_caller=is_caller)
     if words:
-        reason = words.format(queue=options.queue, key=unique_key)
+        of_queue = "" if across else f" of queue {options.queue!r}"
+        reason = words.format(of_queue=of_queue, key=unique_key)
         duplicate = DuplicateJob(f"task {options.task}: job {holder_id}{reason}")
         duplicate.holder = holder_id
         raise duplicate
@@ -35,7 +41,7 @@ def _refusal(options: Options, *, holder_is_caller: bool) -> str:
     has_period = options.unique is not None and options.unique.period is not None
     if has_period and (holder_is_caller or options.conflict != "return"):
         return (
-            " of queue {queue!r} holds the unique key {key!r} until its period is over, so no job "
+            "{of_queue} holds the unique key {key!r} until its period is over, so no job "
             "was enqueued; enqueue one of the next period, with delay= or run_at="
         )
     if holder_is_caller:
@@ -46,12 +52,12 @@ def _refusal(options: Options, *, holder_is_caller: bool) -> str:
         )
     if options.conflict == "raise":
         return (
-            " of queue {queue!r} holds the unique key {key!r}, so no job was enqueued; wait for "
+            "{of_queue} holds the unique key {key!r}, so no job was enqueued; wait for "
             "that job to end, or use on_duplicate='return' to get it"
         )
     if options.conflict in CHANGES_HOLDER:
         return (
-            " of queue {queue!r} holds the unique key {key!r} and has started, or is of another "
+            "{of_queue} holds the unique key {key!r} and has started, or is of another "
             "task, so it was not changed and no job was enqueued; enqueue again when it has ended, "
             "or use until='started'"
         )

@@ -27,14 +27,16 @@ def started(key: str, client: int, number: int) -> None: ...
 TASKS = {"finished": finished, "started": started}
 
 
-def compete(url: str, until: str, on_conflict: str, many: bool) -> list[list[Any]]:
+def compete(
+    url: str, until: str, on_conflict: str, many: bool, *, across: bool = False
+) -> list[list[Any]]:
     """Let eight clients enqueue under one key; returns what each has seen: ids and errors."""
     engine = create_engine(url, pool_size=CLIENTS)
     queue.bind(engine)
     barrier = threading.Barrier(CLIENTS)
 
     def enqueue(client: int) -> list[Any]:
-        return _enqueue(engine, until, on_conflict, many, barrier, client)
+        return _enqueue(engine, until, on_conflict, many, barrier, client, across)
 
     with ThreadPoolExecutor(CLIENTS) as clients:
         seen = list(clients.map(enqueue, range(CLIENTS)))
@@ -49,9 +51,13 @@ def _enqueue(
     many: bool,
     barrier: threading.Barrier,
     client: int,
+    across: bool,
 ) -> list[Any]:
-    unique = Unique(by=("key",), until=until, on_conflict=on_conflict)
+    scope: Any = "queues" if across else None
+    unique = Unique(by=("key",), until=until, on_conflict=on_conflict, across=scope)
     task = TASKS[until].options(unique=unique, delay=timedelta(hours=1))
+    if across:
+        task = task.options(queue=f"queue{client % 2}")
     seen: list[Any] = []
     barrier.wait(PATIENCE)
     for number in range(ROUNDS):

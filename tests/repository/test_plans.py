@@ -285,6 +285,28 @@ class TestUniqueKeys:
             assert plan.scans_of("message_queue") <= by_place
             assert plan.buffers < 100 * BATCH
 
+    @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+    def test_the_holder_of_a_key_across_queues_is_reached_by_it(
+        self, backlog_url: str, many: bool
+    ) -> None:
+        engine = create_engine(backlog_url, connect_args=TELLING)
+        queue = PgQueue(engine)
+
+        @queue.task(unique=Unique(across="queues"))
+        def alone(n: int) -> None: ...
+
+        rows = [(n,) for n in range(BATCH if many else 1)]
+        with queue.session() as session, session.begin() as transaction:
+            first = alone.enqueue_many(session, rows)
+            with plans_of(session.connection()) as plans:
+                assert alone.options(queue="other").enqueue_many(session, rows) == first
+            transaction.rollback()
+        engine.dispose()
+
+        for plan in plans.seen:
+            assert not {scan for scan in plan.scans_of("jobs") if "Index" not in scan}
+            assert plan.buffers < 100 * BATCH
+
 
 class TestHot:
     def test_settling_updates_a_job_in_its_page(self, engine: Engine) -> None:
