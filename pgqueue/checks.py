@@ -115,6 +115,15 @@ def one_of(*values: str) -> Check:
     return lambda value: None if value in values else f"give {' or '.join(map(repr, values))}"
 
 
+def check_queue_or_pattern(name: Any) -> None:
+    """Of the queues of a worker: a name, or a prefix and ``*``."""
+    if not isinstance(name, str) or (name != "*" and queue_name(name.removesuffix("*"))):
+        raise OptionError(
+            f"queue {shown(name)}: a queue name has 1 to 64 letters, digits or _ . : -; a worker "
+            "may also serve '*', or a prefix followed by '*'"
+        )
+
+
 def queue_name(value: Any) -> str | None:
     if isinstance(value, str) and QUEUE_NAME.fullmatch(value):
         return None

@@ -89,7 +89,7 @@ def as_formatter(
     multiple=True,
     metavar="A,B",
     callback=as_queues,
-    help="Queues to serve; all by default.  With weights: A=3,B=1.",
+    help="Queues to serve, also as A*; those of tasks by default.  With weights: A=3,B=1.",
 )
 @click.option(
     "--concurrency",

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 from pgqueue.redaction import secrets_among
 from pgqueue.repository.deadlines import timeout_in
 from pgqueue.repository.fast_path import fetch
+from pgqueue.repository.messages import each_in_key
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CTID,
@@ -34,6 +35,7 @@ from pgqueue.repository.tables import (
     message_queue,
     pg,
     seconds,
+    waiting_messages,
     workers,
 )
 
@@ -96,6 +98,17 @@ def upcoming() -> sa.Executable:
     each = pair.outerjoin(due, sa.true()).outerjoin(future, sa.true())
     wait = sa.func.extract("epoch", pg.min(future.c.run_at) - clock())
     return sa.select((pg.count(due.c.run_at) > 0).label("is_due"), wait).select_from(each)
+
+
+@cache
+def waiting_queues() -> sa.Executable:
+    """The names of all queues that have messages, also of jobs that wait to be admitted.
+
+    One probe of a key for each queue, and for each limit key of a queue.
+    """
+    queue = each_in_key(message_queue, "queue", name="queue")
+    lane = each_in_key(waiting_messages, "limit_keys", "queue", name="lane")
+    return sa.select(queue.c.queue).union(sa.select(lane.c.queue))
 
 
 @cache
@@ -385,6 +398,9 @@ class Claims:
         parameters = {"pairs": _documents(pairs), "tasks": tasks}
         is_due, seconds = self._executor.execute(upcoming(), parameters).one()
         return Upcoming(is_due, None if seconds is None else float(seconds))
+
+    def waiting_queues(self) -> list[str]:
+        return [row[0] for row in self._executor.execute(waiting_queues())]
 
     def ages(self, pairs: Iterable[ClaimCursor], *, tasks: str, age_after: timedelta) -> Ages:
         """Since when the first due job of each pair has waited."""

@@ -17,17 +17,6 @@ COPIED = ("target_id", "task", "attempt", "crashes", "alone")
 
 
 @cache
-def waiting_queues() -> sa.Executable:
-    """The names of all queues that have messages.  Reads all messages."""
-    names = (
-        sa.select(message_queue.c.queue)
-        .union(sa.select(waiting_messages.c.queue))
-        .subquery("names")
-    )
-    return sa.select(names.c.queue).order_by(names.c.queue)
-
-
-@cache
 def next_admission() -> sa.Executable:
     """Whether a job that waits to be admitted is due, and how many seconds until the next one is.
 
@@ -96,10 +85,6 @@ class DueTimes:
 
     def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
-
-    def waiting_queues(self) -> list[str]:
-        """The names of all queues that have messages, also of jobs that wait to be admitted."""
-        return [row[0] for row in self._executor.execute(waiting_queues())]
 
     def seconds_until(self, moment: datetime) -> float:
         """How many seconds a time is away."""

@@ -123,13 +123,26 @@ def due_jobs_nobody_serves() -> sa.Executable:
 
 
 def is_served(queue: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Whether a worker that runs serves a queue.  The last worker is declared dead by none: its
-    heartbeat tells."""
+    """Whether a worker that runs serves a queue, by its name or by a pattern.
+
+    The last worker is declared dead by none: its heartbeat tells.
+    """
     silence = sa.literal_column(f"interval '{LONGEST_SILENCE:g} seconds'", sa.Interval)
-    return sa.exists().where(
-        workers.c.dead_at.is_(None),
-        workers.c.heartbeat_at > pg.statement_timestamp() - silence,
-        workers.c.queues.has_key(queue),
+    elements = pg.jsonb_array_elements_text(workers.c.queues)
+    given = elements.table_valued(sa.column("name", sa.Text)).render_derived(name="given")
+    length = pg.length(given.c.name, type_=sa.Integer) - sa.literal_column("1", sa.Integer)
+    prefix = pg.left(given.c.name, length, type_=sa.Text)
+    is_pattern = given.c.name == prefix.concat(sa.literal_column("'*'", sa.Text))
+    fits = sa.and_(is_pattern, pg.starts_with(queue, prefix, type_=sa.Boolean))
+    return (
+        sa.select(sa.true())
+        .select_from(workers.join(given, sa.true()))
+        .where(
+            workers.c.dead_at.is_(None),
+            workers.c.heartbeat_at > pg.statement_timestamp() - silence,
+            sa.or_(given.c.name == queue, fits),
+        )
+        .exists()
     )
 
 

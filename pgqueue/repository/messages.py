@@ -73,17 +73,22 @@ def message_rows(job: sa.CTE) -> sa.Select[Any]:
 
 
 def waiting_pairs() -> sa.CTE:
-    """Each queue and priority with a message, by one probe of the key for each of them."""
-    place = (message_queue.c.queue, message_queue.c.priority)
-    pair = sa.select(*place).order_by(*place).limit(1).cte("pair", recursive=True)
+    """Each queue and priority with a message."""
+    return each_in_key(message_queue, "queue", "priority", name="pair")
+
+
+def each_in_key(table: sa.Table, *names: str, name: str) -> sa.CTE:
+    """The different values of the first columns of a key, by one probe of its index for each."""
+    key = [table.c[column] for column in names]
+    found = sa.select(*key).order_by(*key).limit(1).cte(name, recursive=True)
     following = (
-        sa.select(*place)
-        .where(sa.tuple_(*place) > sa.tuple_(pair.c.queue, pair.c.priority))
-        .order_by(*place)
+        sa.select(*key)
+        .where(sa.tuple_(*key) > sa.tuple_(*found.c))
+        .order_by(*key)
         .limit(1)
         .lateral("following")
     )
-    return pair.union_all(sa.select(following).select_from(pair.join(following, sa.true())))
+    return found.union_all(sa.select(following).select_from(found.join(following, sa.true())))
 
 
 NEW = "new_"

@@ -19,6 +19,7 @@ from pgqueue.repository.claim import Claim, Claimed, Upcoming
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import lock_key, pg
 from pgqueue.repository.workers import Workers
+from pgqueue.rules.served_queues import is_pattern, served_queues
 from pgqueue.worker.claiming.aging import Aging
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
 from pgqueue.worker.claiming.cursors import LATEST_SWEEP, ClaimCursors
@@ -49,6 +50,11 @@ few are normal: other workers have claimed the job."""
 PAUSE = 0.02
 """Seconds of this pause.  Any role that can connect can notify without limit, and must not make all
 workers claim as often."""
+NEW_QUEUES_EVERY = 2.0
+"""Seconds after which a busy worker that serves a pattern looks for queues with jobs; an idle one
+looks at each poll and notification."""
+NEW_QUEUES_SHARE = 50
+"""These looks may take a fiftieth of the time: each steps over dead index entries."""
 UNTIL_SETTLED = 0.05
 """Seconds between two looks for the last job of a worker that ends when no job is left."""
 
@@ -86,8 +92,10 @@ class Claimer(Loop):
         self._admitter = admitter
         self._until_empty = until_empty
         self._slots = slots
+        self._has_patterns = any(map(is_pattern, config.queues))
+        self._queues_known_until = float("-inf")
         self._cursors = ClaimCursors(
-            config.queues,
+            runtime.identity.names,
             shares=None if config.weights is None else Shares(config.weights),
             aging=None if config.age_after is None else Aging(config.age_after),
         )
@@ -147,6 +155,7 @@ class Claimer(Loop):
             self._begin_on_new(connection)
         if time.monotonic() - self._reconciled_at > RECONCILE_EVERY:
             self._reconcile(connection)
+        self._find_queues(attempts)
         if self._slept_through and (upcoming := self._poll(attempts)) is not None:
             self._sleep_until_due(upcoming)
             return 0.0
@@ -178,6 +187,23 @@ class Claimer(Loop):
         elif not claim.found:
             self._after_no_message(attempts, was_idle=was_idle, admitted=admitted)
         return 0.0
+
+    def _find_queues(self, attempts: Attempts) -> bool:
+        """Look from time to time which queues fit the patterns; whether there are others now."""
+        if not self._has_patterns:
+            return False
+        is_idle, identity = self._armed_at is not None, self._runtime.identity
+        began = time.monotonic()
+        if began < self._queues_known_until - (NEW_QUEUES_EVERY if is_idle else 0):
+            return False
+        names = served_queues(identity.queues, attempts.waiting_queues)
+        took = time.monotonic() - began
+        self._queues_known_until = began + NEW_QUEUES_SHARE * took + NEW_QUEUES_EVERY
+        if names == identity.names:
+            return False
+        identity.names = names
+        self._cursors.serve(names)
+        return True
 
     def _room(self) -> tuple[int, bool]:
         """How many jobs to claim, and whether to claim them ahead of the slots.
@@ -260,20 +286,21 @@ class Claimer(Loop):
             self._wait_for_room()
         elif self._until_empty:
             # A job leaves in_flight after its enqueues are committed, so none of them is missed.
-            if was_idle and self._leaves_nothing(admitted):
+            if was_idle and self._leaves_nothing(attempts, admitted):
                 self.finished.set()
             else:
                 runtime.buffer.room.wait(UNTIL_SETTLED)
         else:
             self._fall_asleep(attempts)
 
-    def _leaves_nothing(self, admitted: int) -> bool:
-        """Admit waiting jobs and end batches; whether neither has made a job.
+    def _leaves_nothing(self, attempts: Attempts, admitted: int) -> bool:
+        """Look for new queues, admit waiting jobs and end batches; whether none has made a job.
 
         ``admitted``: the value of ``admitter.admitted`` before the claim that found nothing.  The
         callbacks of batches are jobs too.
         """
-        if self._admitter.has_admitted_since(admitted):
+        self._queues_known_until = float("-inf")
+        if self._find_queues(attempts) or self._admitter.has_admitted_since(admitted):
             return False
         connection = ReconnectingConnection(
             self._runtime.engine,

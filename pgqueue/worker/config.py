@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from pgqueue.checks import check_queue_name, check_whole
+from pgqueue.checks import check_queue_or_pattern, check_whole
 from pgqueue.errors import OptionError
+from pgqueue.rules.served_queues import is_pattern
 from pgqueue.worker.job_log import LogJobs
 
 MOST_WEIGHT = 1000
@@ -47,8 +48,10 @@ def checked_config(
         )
     weights = dict(queues) if isinstance(queues, Mapping) else None
     for name in queues:
-        check_queue_name(name)
+        check_queue_or_pattern(name)
         if weights is not None:
+            if is_pattern(name):
+                raise OptionError(f"queue {name}: give a weight to a queue, not to a pattern")
             check_whole("", f"the weight of queue {name}", weights[name], 1, MOST_WEIGHT)
     if type(concurrency) is not int or not 1 <= concurrency <= 1000:
         raise OptionError(f"concurrency is {concurrency!r}; give a whole number from 1 to 1000")

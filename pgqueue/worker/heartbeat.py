@@ -18,6 +18,7 @@ from pgqueue import redaction
 from pgqueue.database.settings import UPKEEP
 from pgqueue.repository.rescue import SeenWorker
 from pgqueue.repository.workers import NOTHING_PAUSED, Workers
+from pgqueue.rules.served_queues import is_pattern
 from pgqueue.worker import liveness
 from pgqueue.worker.liveness import Witness
 from pgqueue.worker.loop import Loop
@@ -34,6 +35,9 @@ class WorkerIdentity:
     def __init__(self, *, queues: Sequence[str], slots: int) -> None:
         self.worker_id = uuid.uuid4()
         self.queues = queues
+        """Names and patterns, as the row of this worker says them."""
+        self.names = [queue for queue in queues if not is_pattern(queue)]
+        """The names of the queues from which it claims."""
         self.slots = slots
         self.paused = NOTHING_PAUSED
         self.is_quiet = False
@@ -53,12 +57,12 @@ class WorkerIdentity:
     @property
     def closed(self) -> Collection[str]:
         """The queues from which this worker must not claim."""
-        return self.queues if self.is_quiet else self.paused.queues
+        return self.names if self.is_quiet else self.paused.queues
 
     @property
     def served(self) -> Sequence[str]:
-        """The queues that this worker serves, as its row says them."""
-        return () if self.is_quiet else self.queues
+        """The queues that this worker serves."""
+        return () if self.is_quiet else self.names
 
     def acknowledged(self, *, sent_at: float) -> None:
         self.acknowledged_at = sent_at
@@ -111,7 +115,7 @@ class Heartbeat(Loop):
                 identity.worker_id,
                 hostname=socket.gethostname(),
                 pid=os.getpid(),
-                queues=identity.served,
+                queues=() if identity.is_quiet else identity.queues,
                 slots=identity.slots,
             )
         if connection is not self._connection:

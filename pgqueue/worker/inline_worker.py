@@ -15,6 +15,7 @@ from pgqueue.repository.claim import NOTHING, ClaimCursor, Claimed, Upcoming
 from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.workers import Paused, Workers
+from pgqueue.rules.served_queues import served_queues
 from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks, under_all_names
 from pgqueue.worker.duties.admit import AdmissionRounds, rules_of
 from pgqueue.worker.duties.batches import BatchEnds
@@ -25,11 +26,11 @@ from pgqueue.worker.until_empty import run_ahead
 class InlineWorker:
     """A worker without threads and connections of its own.
 
-    ``queues``: the names to serve; None serves every queue that has jobs.
+    ``queues``: the names and patterns to serve.
     """
 
     def __init__(
-        self, queue: PgQueue, connection: Connection, queues: Sequence[str] | None = None
+        self, queue: PgQueue, connection: Connection, queues: Sequence[str] = ("*",)
     ) -> None:
         self.worker_id = uuid.uuid4()
         self.attempts = Attempts(connection, self.worker_id)
@@ -119,7 +120,7 @@ class InlineWorker:
         return ClaimCursors(self._served()).pairs(paused=self._paused().queues, from_start=True)
 
     def _served(self) -> Sequence[str]:
-        return self._due_times.waiting_queues() if self._queues is None else self._queues
+        return served_queues(self._queues, self.attempts.waiting_queues)
 
     def _open_tasks(self) -> str:
         return open_tasks(self._tasks, self._paused())

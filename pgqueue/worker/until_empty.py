@@ -14,6 +14,7 @@ from pgqueue.repository.claim import NOTHING, Upcoming
 from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import array_of
+from pgqueue.rules.served_queues import served_queues
 from pgqueue.worker.claiming.cursors import ClaimCursors
 
 MICROSECOND = 1e-6
@@ -41,7 +42,8 @@ def drain_ahead(
         def upcoming() -> Upcoming:
             if deadline is not None and time.monotonic() >= deadline:
                 return NOTHING
-            pairs = ClaimCursors(queues).pairs(from_start=True)
+            names = served_queues(queues, attempts.waiting_queues)
+            pairs = ClaimCursors(names).pairs(from_start=True)
             return attempts.upcoming(pairs, tasks=tasks)
 
         run_ahead(DueTimes(connection), drain, upcoming, ahead=ahead)

@@ -21,6 +21,7 @@ from pgqueue.events import AttemptOutcome, attempt_outcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.repository.listing import Listing
+from pgqueue.rules.served_queues import is_pattern
 from pgqueue.worker.config import AHEAD, MAX_JOBS_PER_CHILD, checked_ahead, checked_config
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.inline_attempt import InlineAttempt
@@ -46,7 +47,8 @@ def stop_signals() -> list[signal.Signals]:
 class Worker:
     """Runs the jobs of some queues until it is stopped.
 
-    ``queues`` are the names to serve (default: all queues of registered tasks), or weights by name:
+    ``queues`` are the names to serve (default: all queues of registered tasks); ``"*"`` serves all
+    queues, and ``"mail.*"`` all whose names begin with ``mail.``.  Or they are weights by name:
     with ``{"mail": 3, "reports": 1}`` three of four jobs are of the queue ``mail`` while both have
     jobs.  With ``age_after``, a due job counts as one priority more urgent for each such period
     that it has waited.  ``concurrency`` handlers run at once, each in a thread.
@@ -88,7 +90,8 @@ class Worker:
             max_jobs_per_child,
             ahead,
         )
-        for name in sorted(set(self._config.queues) - named - {DEFAULT_QUEUE}):
+        given = {queue for queue in self._config.queues if not is_pattern(queue)}
+        for name in sorted(given - named - {DEFAULT_QUEUE}):
             logger.warning(
                 "queue %r: no task of this application uses it; is the name misspelt?", name
             )

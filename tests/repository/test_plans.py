@@ -114,6 +114,15 @@ class TestClaims:
 
         assert_by_key(plans.only, buffers=200)
 
+    def test_the_queues_with_jobs_are_found_by_a_probe_for_each(
+        self, worker: LogicalWorker
+    ) -> None:
+        with plans_of(worker.line) as plans:
+            assert worker.attempts.waiting_queues() == ["default"]
+
+        assert plans.only.rows_of("message_queue") <= 2
+        assert plans.only.buffers < 50
+
 
 OUTCOMES: list[Outcome] = [
     Succeeded({"sum": 3}),

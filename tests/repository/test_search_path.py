@@ -60,8 +60,10 @@ FUNCTIONS_OF_GRAMMAR = {"coalesce", "extract", "greatest", "least", "nullif"}
 """The parser itself knows them: nobody looks for them in a path."""
 UNNEST_OF_SEVERAL = re.compile(r"(?<!\.)unnest\((?=CAST\(%\(\w+\)s::VARCHAR AS \w+\[\]\), )")
 """So does it, but only without a schema."""
-NAMED_COLUMNS = re.compile(r"\b(?:AS|INTO|WITH ORDINALITY AS|WITH RECURSIVE) [\w.]+ ?\(")
-"""Of an alias or of an INSERT."""
+NAMED_COLUMNS = re.compile(
+    r"\b(?:AS|INTO|WITH ORDINALITY AS|WITH RECURSIVE) [\w.]+ ?\(|\b\w+\((?=[\w, ]+\) AS\s+\()"
+)
+"""Of an alias, of an INSERT, or of a further common table expression."""
 OF_CATALOG = re.compile(r"\b(?:FROM|JOIN) (pg_(?!catalog\.)\w+)")
 
 

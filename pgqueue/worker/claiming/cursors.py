@@ -77,6 +77,11 @@ class ClaimCursors:
             return room
         return self._shares.turn([each for each in self._queues if each not in paused], room)
 
+    def serve(self, queues: Sequence[str]) -> None:
+        """Claim from these queues from now on."""
+        self._queues = list(queues)
+        self._keys = {pair: key for pair, key in self._keys.items() if pair[0] in queues}
+
     def rewind(self) -> None:
         """Start again at the head of every pair."""
         self._keys.clear()

@@ -1,0 +1,21 @@
+"""Which queues a worker serves: names, and patterns for those whose names are data."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+
+def is_pattern(queue: str) -> bool:
+    """Whether this stands for all queues whose names begin with what is before its ``*``."""
+    return queue.endswith("*")
+
+
+def served_queues(given: Sequence[str], waiting: Callable[[], Iterable[str]]) -> list[str]:
+    """The names to claim from: those that are given, and those that fit a pattern.
+
+    ``waiting`` reads in which queues jobs wait, and is called only if there is a pattern.
+    """
+    names = [queue for queue in given if not is_pattern(queue)]
+    prefixes = tuple(queue.removesuffix("*") for queue in given if is_pattern(queue))
+    if not prefixes:
+        return names
+    fitting = {queue for queue in waiting() if queue.startswith(prefixes)}
+    return names + sorted(fitting.difference(names))
