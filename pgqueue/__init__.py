@@ -9,6 +9,7 @@ from pgqueue.context import JobContext
 from pgqueue.errors import (
     ArgumentsError,
     AttemptFailed,
+    BadToken,
     BatchEnded,
     BatchNotFound,
     DelayInTransaction,
@@ -129,6 +130,7 @@ __all__ = [
     "PgQueueError",
     "ArgumentsError",
     "AttemptFailed",
+    "BadToken",
     "BatchEnded",
     "BatchNotFound",
     "DelayInTransaction",

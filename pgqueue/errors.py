@@ -62,6 +62,10 @@ class JobNotFound(PgQueueError, LookupError):
     """No job has this id: it was never enqueued, was rolled back, or has been deleted."""
 
 
+class BadToken(PgQueueError, ValueError):
+    """A token of a job was not made with this application's secret, or is too old."""
+
+
 class NotBound(PgQueueError, RuntimeError):
     """The queue or the session has no engine to connect to the database."""
 

@@ -1,6 +1,7 @@
 """``PgQueue``, the object that an application holds: its tasks, its database and its operations."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -41,10 +42,11 @@ from pgqueue.database.opening import DRIVER, connection_parameters, worker_engin
 from pgqueue.errors import ArgumentsError, NotBound, OptionError, TaskDefinitionError, UnknownTask
 from pgqueue.events import AttemptCallback
 from pgqueue.middleware import Middleware, as_context_manager, layers_of
-from pgqueue.models import DEFAULT_QUEUE
+from pgqueue.models import DEFAULT_QUEUE, Job
 from pgqueue.operations import Operations
 from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
+from pgqueue.rules.job_tokens import id_in_token, token_of
 from pgqueue.rules.limits import (
     Limit,
     by_name,
@@ -88,6 +90,7 @@ class QueueOptions(TypedDict, total=False):
     keep: Keep | timedelta | None
     queue_keep: Mapping[str, Keep | timedelta | None] | None
     queue_limits: Mapping[str, Limit | Sequence[Limit]] | None
+    secret: str | None
 
 
 class PgQueue(Operations):
@@ -104,6 +107,7 @@ class PgQueue(Operations):
     or of those that start in a period; for both, a tuple of two.
     ``application``: the name of this application, if others share the tables.  Workers then pause
     schedules and delete batches of their own application only.
+    ``secret`` signs the tokens of :meth:`token`.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class PgQueue(Operations):
         queue_keep: Mapping[str, Keep | timedelta | None] | None = None,
         queue_limits: Mapping[str, Limit | Sequence[Limit]] | None = None,
         application: str = "",
+        secret: str | None = None,
     ) -> None:
         check_whole("PgQueue: ", "max_payload_bytes", max_payload_bytes, 1024, LARGEST_TEXT)
         self.notify = notify
@@ -123,6 +128,9 @@ class PgQueue(Operations):
         self.tasks: dict[str, Task[..., Any]] = {}
         check_application(application)
         self.application = application
+        if secret is not None and (not isinstance(secret, str) or not secret):
+            raise OptionError("PgQueue: secret is no text, or an empty one; give random characters")
+        self._secret = secret
         self.schedules = Schedules(self.tasks, self.find, application)
         self.attempt_callbacks: list[AttemptCallback] = []
         self.middlewares: list[Callable[[JobContext], Any]] = []
@@ -160,6 +168,40 @@ class PgQueue(Operations):
         bound = self._sessions.kw.get("bind")
         if isinstance(bound, Engine | Connection):
             _refuse_others(bound.dialect.name)
+
+    @property
+    def secret(self) -> str | None:
+        """What signs the tokens of jobs."""
+        return self._secret
+
+    def token(self, job: Job | int) -> str:
+        """Return a signed token of a job or its id, which a web page may have in place of the id.
+
+        Ids are consecutive, so a page that takes an id lets its user read other jobs.  A token
+        shows the id, but cannot be made for another one without the secret.  Raises OptionError if
+        the queue has no ``secret``.
+        """
+        job_id = checked_id(job.id if isinstance(job, Job) else job)
+        return token_of(self._signing_secret(), job_id, time.time_ns() // 1000)
+
+    def job_id(self, token: str, *, max_age: timedelta = timedelta(days=1)) -> int:
+        """Return the id of the job of which :meth:`token` has made a token.
+
+        Raises BadToken for a token that was changed, was made with another secret, or is older than
+        ``max_age``.  The job may have been deleted since.
+        """
+        if not isinstance(max_age, timedelta):
+            raise OptionError(f"job_id: max_age is {max_age!r}; give a timedelta")
+        oldest, now = max_age // timedelta(microseconds=1), time.time_ns() // 1000
+        return id_in_token(self._signing_secret(), token, now=now, max_age=oldest)
+
+    def _signing_secret(self) -> str:
+        if not self.secret:
+            raise OptionError(
+                "there is no secret to sign tokens of jobs: give PgQueue(secret=...), in a Flask "
+                "application the SECRET_KEY"
+            )
+        return self.secret
 
     @contextmanager
     def bound_to(self, bind: "Bind") -> Iterator[None]:

@@ -79,6 +79,12 @@ class PgQueue(job_queue.PgQueue):
         """The engine of the current app's ``db``."""
         return self._host().queue.engine
 
+    @property
+    def secret(self) -> str | None:
+        """What signs the tokens of jobs: the option, or the current app's ``SECRET_KEY``."""
+        key = super().secret or self._host().app.secret_key
+        return key.decode("latin-1") if isinstance(key, bytes) else key
+
     def around_jobs(self) -> Around:
         """Run each job in an application context of its own, with its session as ``db.session``."""
         return self._host().around_job

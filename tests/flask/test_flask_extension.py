@@ -25,7 +25,16 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import create_engine
 
 import pgqueue
-from pgqueue import JobContext, JobStatus, Limit, NotBound, PayloadError, PgQueueError, Worker
+from pgqueue import (
+    BadToken,
+    JobContext,
+    JobStatus,
+    Limit,
+    NotBound,
+    PayloadError,
+    PgQueueError,
+    Worker,
+)
 from pgqueue.cli import main
 from pgqueue.flask import PgQueue
 from pgqueue.job_queue import QueueOptions
@@ -41,6 +50,17 @@ def queue() -> PgQueue:
 def app(queue: PgQueue, database_url: str) -> Iterator[Flask]:
     with closing_engines(kiosk_app(queue, database_url)) as app:
         yield app
+
+
+def test_the_secret_key_of_the_app_signs_tokens(app: Flask, queue: PgQueue) -> None:
+    with app.app_context():
+        for key in ("text", b"\xff bytes"):
+            app.secret_key = key
+            token = queue.token(4711)
+            assert queue.job_id(token) == 4711
+        app.secret_key = "another"
+        with pytest.raises(BadToken):
+            queue.job_id(token)
 
 
 def test_a_request_that_fails_enqueues_nothing(
