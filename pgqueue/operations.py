@@ -396,8 +396,8 @@ class Operations:
         """Return the number of jobs by queue and status.
 
         Each status is counted in the table that has its jobs; only the succeeded ones are counted
-        in ``jobs``, which reads all of it.  A job that stands in no table, which :meth:`check`
-        reports, is not counted.
+        in ``jobs``, which reads all of it.  Of damaged jobs, which :meth:`check` reports, one that
+        stands in no table is not counted, and one with a message and a lease counts twice.
         """
         return Health(executor(session)).counts(succeeded=True)
 

@@ -21,6 +21,7 @@ from chaos.plans import AUTO_EXPLAIN, TELLING, Plan, plans_of, prepare_at_once
 from pgqueue import PgQueue, Unique
 from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
 from pgqueue.repository.claim import Claimed
+from pgqueue.repository.health import Health
 from pgqueue.repository.jobs import Jobs
 from pgqueue.repository.prune import Pruning
 from pgqueue.repository.workers import Workers
@@ -122,6 +123,13 @@ class TestClaims:
 
         assert plans.only.rows_of("message_queue") <= 2
         assert plans.only.buffers < 50
+
+    def test_counts_of_jobs_look_for_no_lease_of_a_message(self, worker: LogicalWorker) -> None:
+        with plans_of(worker.line) as plans:
+            Health(worker.line).counts(succeeded=False)
+
+        leases = [one for one in plans.only.nodes if one.get("Relation Name") == "leases"]
+        assert [node["Actual Loops"] for node in leases] == [1]
 
 
 OUTCOMES: list[Outcome] = [
