@@ -19,7 +19,7 @@ from pgqueue.models import SCHEMA
 from pgqueue.redaction import redacted
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.batches import Batches, Candidate
-from pgqueue.repository.due_times import DueTimes
+from pgqueue.repository.claim import waiting_queues
 from pgqueue.repository.health import LIMITS, Health, TableHealth, Unreadable, Waiting
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.schedules import ScheduleState
@@ -198,7 +198,7 @@ def skipped_jobs(queue: PgQueue, session: Session) -> list[admission.Waiting]:
     def look() -> dict[int, admission.Waiting]:
         unserved = {one.name for one in Health(session).unserved_queues()}
         paused = Workers(session).notices(running=[], search=False).paused
-        served = set(DueTimes(session).waiting_queues()) - unserved - set(paused.queues)
+        served = set(session.scalars(waiting_queues())) - unserved - set(paused.queues)
         jobs = Admissions(session).skipped(
             sorted(served),
             tasks=open_tasks(queue.tasks, paused),
