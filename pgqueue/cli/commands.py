@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
+from pgqueue.checks import shown
 from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.doctor import doctor
 from pgqueue.cli.jobs import enqueue, jobs
@@ -81,6 +82,8 @@ def _words_for(error: Exception) -> str | None:
             return f"The database refuses: {one_line(error.orig)}"
         case ArgumentError():
             return f"{one_line(error)}. A URL looks like postgresql://user@host/database."
+        case UnicodeEncodeError():  # bytes of the command line that are no UTF-8
+            return f"{shown(error.object)} is no text that PostgreSQL can store"
         case BrokenPipeError():
             return None
         case PgQueueError() | OSError():

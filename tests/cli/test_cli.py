@@ -218,6 +218,8 @@ class TestWrongOptions:
             ["worker", "--queues", "mail=3,default"],
             ["worker", "--age-after", "0.5"],
             ["demo", "--limit", "1"],
+            ["jobs", "--tag", "\udcff"],
+            ["cancel", "--unique-key", "\udcff"],
             ["revision", "no/such/directory"],
         ],
     )
