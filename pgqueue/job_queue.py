@@ -1,7 +1,6 @@
 """``PgQueue``, the object that an application holds: its tasks, its database and its operations."""
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -182,18 +181,17 @@ class PgQueue(Operations):
         the queue has no ``secret``.
         """
         job_id = checked_id(job.id if isinstance(job, Job) else job)
-        return token_of(self._signing_secret(), job_id, time.time_ns() // 1000)
+        return token_of(self._signing_secret(), job_id)
 
     def job_id(self, token: str, *, max_age: timedelta = timedelta(days=1)) -> int:
         """Return the id of the job of which :meth:`token` has made a token.
 
         Raises BadToken for a token that was changed, was made with another secret, or is older than
-        ``max_age``.  The job may have been deleted since.
+        ``max_age``, in whole seconds.  The job may have been deleted since.
         """
         if not isinstance(max_age, timedelta):
             raise OptionError(f"job_id: max_age is {max_age!r}; give a timedelta")
-        oldest, now = max_age // timedelta(microseconds=1), time.time_ns() // 1000
-        return id_in_token(self._signing_secret(), token, now=now, max_age=oldest)
+        return id_in_token(self._signing_secret(), token, max_age=max_age)
 
     def _signing_secret(self) -> str:
         if not self.secret:

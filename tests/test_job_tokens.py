@@ -5,10 +5,8 @@ from datetime import timedelta
 import pytest
 
 from pgqueue import ArgumentsError, BadToken, Job, OptionError, PgQueue
-from pgqueue.rules.job_tokens import id_in_token, token_of
 
 queue = PgQueue(secret="one")
-HOUR = 3_600_000_000
 
 
 def test_a_token_gives_its_id_back_within_its_time() -> None:
@@ -16,10 +14,6 @@ def test_a_token_gives_its_id_back_within_its_time() -> None:
 
     assert queue.job_id(token) == 4711
     assert queue.job_id(queue.token(2**63 - 1)) == 2**63 - 1
-    made = token_of("one", 7, 10 * HOUR)
-    assert id_in_token("one", made, now=11 * HOUR, max_age=HOUR) == 7
-    with pytest.raises(BadToken, match="token of job 7 has expired"):
-        id_in_token("one", made, now=11 * HOUR + 1, max_age=HOUR)
     with pytest.raises(BadToken, match="expired"):
         queue.job_id(token, max_age=timedelta(seconds=-1))
 
@@ -31,17 +25,13 @@ def test_a_token_of_another_secret_is_refused() -> None:
 
 def test_a_changed_token_is_refused_whatever_was_changed() -> None:
     token = queue.token(4711)
-    other = {"A": "B"}
-    changed = [
-        token[:place] + other.get(token[place], "A") + token[place + 1 :]
-        for place in range(len(token))
-    ]
+    payload, _, signature = token.partition(".")
+    of_another = queue.token(4712).partition(".")[0]
     for wrong in [
-        *changed,
-        token[:-1],
-        token + "A",
-        f"{token}=",
-        f" {token}",
+        f"x{token}",
+        token[:-3],
+        f"{of_another}.{signature}",
+        payload,
         "",
         "4711",
         "\xe9",
