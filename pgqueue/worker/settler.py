@@ -95,7 +95,7 @@ class Settler(Loop):
         self._refused: list[Settlement] = []
         """Outcomes that a trigger or a constraint refuses: they are tried again, one by one."""
         self._guard = RowGuard()
-        self._left: list[tuple[Settle, list[Settlement]]] = []
+        self._left: list[tuple[Settle, list[Settlement]]] = [(self._settle_nothing, [])]
         """The rest of the batch that is being settled."""
         self._with_details: list[Settlement] = []
         """The outcomes of this batch that are not plain successes."""
@@ -203,7 +203,7 @@ class Settler(Loop):
                 return _parts(batch, (len(batch) + 1) // 2)
             if not may_be_of_row(error):
                 raise
-            if len(batch) > 1:
+            if len(batch) != 1:
                 return [[item] for item in batch]
             [(claimed, outcome)] = batch
             has_details = not is_plain_success(outcome) and outcome != _bare(outcome)
@@ -257,6 +257,12 @@ class Settler(Loop):
             [item for item in batch if item[0].job_id in free],
             [item for item in batch if item[0].job_id not in free],
         )
+
+    def _settle_nothing(self, connection: Connection, _: list[Settlement]) -> None:
+        """Let the statements be built and planned before a first job waits for it."""
+        attempts = Attempts(connection, self._identity.worker_id)
+        attempts.settle_succeeded([])
+        attempts.settle([])
 
     def _settle_plain(self, connection: Connection, batch: list[Settlement]) -> None:
         # Ascending ids everywhere: two settles in opposite orders would deadlock.

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from worker_rig import PATIENCE, promised
+from worker_rig import PATIENCE, promised, wait_until
 
 from pgqueue import Job, JobStatus, PgQueue
 from pgqueue.worker import Worker
@@ -247,3 +247,16 @@ def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_worker_has_sent_its_settles_before_its_first_job(engine: Engine) -> None:
+    """To build and to plan them takes longer than a short handler runs."""
+    worker = Worker(PgQueue(engine))
+    outside = Thread(target=worker.run)
+    outside.start()
+    last_queries = text("SELECT query FROM pg_stat_activity WHERE datname = current_database()")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        wait_until(lambda: any("AS verdicts(" in each for each in connection.scalars(last_queries)))
+    worker.stop()
+    outside.join(PATIENCE)
+    assert not outside.is_alive()
