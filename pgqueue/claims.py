@@ -30,7 +30,7 @@ from pgqueue.meta import read_meta
 from pgqueue.middleware import around_async_handlers, around_handlers
 from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
 from pgqueue.repository.claim import ClaimCursor, Claimed
-from pgqueue.repository.settle import Attempts, Settled
+from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import array_of, notify
 from pgqueue.repository.workers import Workers
 from pgqueue.rules.retention import Retention
@@ -193,7 +193,8 @@ class OpenClaim:
                     raise PgQueueError("nothing was settled")
                 session.flush()
                 outcome = outcome_of(job.task, claimed, job.result)
-                settled = self._complete(attempts, claimed, outcome)
+                is_kept = not self._retention.deletes_at_once(claimed.task, claimed.queue)
+                job_outcome = settle_in_transaction(attempts, claimed, outcome, is_kept=is_kept)
         except Exception as error:
             if session.get_transaction() is not transaction:
                 raise PgQueueError(
@@ -207,15 +208,15 @@ class OpenClaim:
             outcome = Cancelled("")
             if not is_cancelled:
                 outcome = after_error(job.task, claimed, error)
-            [settled] = attempts.settle([(claimed, outcome)]) or [Settled(job.job_id, "cancelled")]
+            job_outcome = attempts.settle([(claimed, outcome)]).get(job.job_id, "cancelled")
         except BaseException:
             # The caller rolls back.  If it commits all the same, the job must not stay leased.
             with suppress(Exception):
                 attempts.settle([(claimed, Released())])
             raise
         ran = timedelta(seconds=time.monotonic() - began)
-        self._ended(session, connection, claimed, outcome, settled, waited=waited, ran=ran)
-        job.outcome = attempt_outcome(outcome, settled.outcome)
+        self._ended(session, connection, claimed, outcome, job_outcome, waited=waited, ran=ran)
+        job.outcome = attempt_outcome(outcome, job_outcome)
 
     def _next(
         self, session: Session, connection: Connection, attempts: Attempts
@@ -247,12 +248,8 @@ class OpenClaim:
                         return claimed, task.payload.loads(claimed.args), waited
                     except PayloadError as error:
                         outcome = unreadable(task, claimed, error)
-                for settled in attempts.settle([(claimed, outcome)]):
-                    self._ended(session, connection, claimed, outcome, settled)
-
-    def _complete(self, attempts: Attempts, claimed: Claimed, outcome: Outcome) -> Settled:
-        is_kept = not self._retention.deletes_at_once(claimed.task, claimed.queue)
-        return settle_in_transaction(attempts, claimed, outcome, is_kept=is_kept)
+                for job_outcome in attempts.settle([(claimed, outcome)]).values():
+                    self._ended(session, connection, claimed, outcome, job_outcome)
 
     def _ended(
         self,
@@ -260,20 +257,20 @@ class OpenClaim:
         connection: Connection,
         claimed: Claimed,
         outcome: Outcome,
-        settled: Settled,
+        job_outcome: str | None,
         *,
         waited: timedelta | None = None,
         ran: timedelta | None = None,
     ) -> None:
         """Log a failure, wake workers for a job that goes on, and tell the callbacks after the
         COMMIT."""
-        if settled.outcome == AttemptOutcome.FAILED:
+        if job_outcome == AttemptOutcome.FAILED:
             log_job_failure(claimed, outcome)
         goes_on = not isinstance(outcome, Succeeded | Cancelled)  # a failed job has a follow-up
         if goes_on and self._notify and may_notify(connection):
             connection.execute(select(notify("rewind")))
         if self._callbacks:
-            ended = event_of(claimed, outcome, settled.outcome, waited=waited, ran=ran)
+            ended = event_of(claimed, outcome, job_outcome, waited=waited, ran=ran)
             _tell_after_commit(session, self._callbacks, ended)
 
 

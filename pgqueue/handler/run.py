@@ -133,7 +133,7 @@ def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:
                     return outcome
                 if attempt.is_lost:
                     return None  # another thread settles the attempt
-                settled = transaction.settle(connection, outcome)
+                job_outcome = transaction.settle(connection, outcome)
                 transaction.commit_writes(connection)
             except Exception as error:
                 if not is_replayed(error):
@@ -141,7 +141,7 @@ def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:
                 replays += 1
                 prepare_replay(attempt, connection, error, replays, transaction.max_replays)
                 continue
-            transaction.settled(outcome, settled)
+            transaction.settled(outcome, job_outcome)
             if attempt.session is not None:
                 transaction.call_listeners(attempt.session)
             return None

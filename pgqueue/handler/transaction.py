@@ -25,7 +25,7 @@ from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import log_fields
 from pgqueue.outcomes import Cancelled, Outcome, Succeeded, is_plain_success
 from pgqueue.repository.claim import Claimed
-from pgqueue.repository.settle import Attempts, Settled
+from pgqueue.repository.settle import Attempts
 from pgqueue.tasks.delaying import handler_session
 
 logger = redaction.logger(__name__)
@@ -79,8 +79,9 @@ class AttemptTransaction(ABC):
         """Commit the transaction; raises ConnectionError if it was lost with the connection."""
 
     @abstractmethod
-    def settled(self, outcome: Outcome, settled: Settled) -> None:
-        """Note that the attempt is settled and committed."""
+    def settled(self, outcome: Outcome, job_outcome: str | None) -> None:
+        """Note that the attempt is settled and committed; ``job_outcome``: how its job has ended,
+        if it has."""
 
     @abstractmethod
     def call_listeners(self, session: Session) -> None:
@@ -103,8 +104,11 @@ class AttemptTransaction(ABC):
             finally:
                 handler_session.set(None)
 
-    def settle(self, connection: Connection, outcome: Outcome) -> Settled:
-        """Settle the attempt after its handler; raises Stale, CancelWins or TransactionEnded."""
+    def settle(self, connection: Connection, outcome: Outcome) -> str | None:
+        """Settle the attempt after its handler; returns how its job has ended, if it has.
+
+        Raises Stale, CancelWins or TransactionEnded.
+        """
         self.end_handler(connection)
         attempts = Attempts(connection, self.attempt.worker_id)
         return settle_in_transaction(attempts, self.attempt.claimed, outcome, is_kept=self._is_kept)
@@ -112,23 +116,25 @@ class AttemptTransaction(ABC):
 
 def settle_in_transaction(
     attempts: Attempts, claimed: Claimed, outcome: Outcome, *, is_kept: bool = True
-) -> Settled:
+) -> str | None:
     """Settle an attempt inside the handler's transaction; the caller commits.
 
-    ``is_kept``: whether the row of a succeeded job stays.  Raises Stale or CancelWins.
+    ``is_kept``: whether the row of a succeeded job stays.  Returns how the job has ended, if it
+    has.  Raises Stale or CancelWins.
     """
     is_deleted = not is_kept and isinstance(outcome, Succeeded)
     if is_deleted and attempts.delete_one_success(claimed):
-        return Settled(claimed.job_id, "succeeded")
+        return "succeeded"
     if is_plain_success(outcome):
         settled = attempts.settle_one_success(claimed)
     else:
         settled = attempts.settle([(claimed, outcome)])
     if not settled:
         raise Stale
-    if settled[0].outcome == "cancelled" and not isinstance(outcome, Cancelled):
+    job_outcome = settled[claimed.job_id]
+    if job_outcome == "cancelled" and not isinstance(outcome, Cancelled):
         raise CancelWins
-    return settled[0]
+    return job_outcome
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
-from typing import Any, NamedTuple, assert_never
+from typing import Any, assert_never
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -436,11 +436,12 @@ def _is_too_late(given: Any, lease: sa.CTE) -> sa.ColumnElement[bool]:
     return sa.case((given.c.give_up_after.is_not(None), late))
 
 
-class Settled(NamedTuple):
-    """An attempt that was ours to settle, and the outcome of its job if it has ended."""
+Settlement = tuple[Claimed, Outcome]
+"""An outcome with its attempt, on its way to the database."""
 
-    job_id: int
-    outcome: str | None
+JobOutcomes = dict[int, str | None]
+"""The jobs whose attempts were this worker's to settle, and how each job has ended; None if it goes
+on."""
 
 
 class Attempts(Claims):
@@ -465,17 +466,17 @@ class Attempts(Claims):
         statement = unique_keys.free_key_of_attempt(in_own_transaction=in_own_transaction)
         return bool(fetch(self._executor, statement, self._names_of(claimed)))
 
-    def settle(self, settlements: Sequence[tuple[Claimed, Outcome]]) -> list[Settled]:
-        """Write outcomes; returns the attempts that were still this worker's."""
+    def settle(self, settlements: Sequence[Settlement]) -> JobOutcomes:
+        """Write outcomes; returns the jobs whose attempts were still this worker's."""
         given = sorted(
             (_row_of(claimed, outcome) for claimed, outcome in settlements),
             key=lambda row: row["target_id"],
         )
         parameters = {"verdicts": json.dumps(given), "worker_id": self._worker_id}
         rows = fetch(self._executor, settle(), parameters)
-        return [Settled(row[0], row[1]) for row in rows]
+        return {row[0]: row[1] for row in rows}
 
-    def settle_succeeded(self, successes: Sequence[Claimed]) -> list[Settled] | None:
+    def settle_succeeded(self, successes: Sequence[Claimed]) -> JobOutcomes | None:
         """Write successes that have no result to store.
 
         None means that all of them were this worker's and have succeeded.
@@ -493,10 +494,10 @@ class Attempts(Claims):
             return None
         ids = json.loads(settled) if settled else [claimed.job_id for claimed in successes]
         ended = set(json.loads(cancelled or "[]"))
-        return [
-            Settled(job_id, "cancelled" if job_id in ended else "succeeded")
+        return {
+            job_id: "cancelled" if job_id in ended else "succeeded"
             for job_id in (ids if ours else [])
-        ]
+        }
 
     def delete_succeeded(self, successes: Sequence[Claimed]) -> list[int]:
         """Delete jobs that have succeeded and are not kept; returns their ids.
@@ -527,10 +528,10 @@ class Attempts(Claims):
         ids = {"target_ids": _array([one.job_id for one in claimed])}
         return {row[0] for row in fetch(self._executor, free_jobs(), ids)}
 
-    def settle_one_success(self, claimed: Claimed) -> list[Settled]:
+    def settle_one_success(self, claimed: Claimed) -> JobOutcomes:
         """End one successful attempt in its handler's transaction; empty if it is not ours."""
         rows = fetch(self._executor, settle_one_success(), self._names_of(claimed))
-        return [Settled(row[0], row[1]) for row in rows]
+        return {row[0]: row[1] for row in rows}
 
     def _names_of(self, claimed: Claimed) -> dict[str, Any]:
         """The values by which an attempt's lease is found, if it is still this worker's."""

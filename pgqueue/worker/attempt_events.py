@@ -11,9 +11,9 @@ from pgqueue import redaction
 from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome
 from pgqueue.handler.ended import CRASH, event_of, since_due
 from pgqueue.meta import read_meta
-from pgqueue.outcomes import AttemptEnd
+from pgqueue.outcomes import AttemptEnd, Outcome
+from pgqueue.repository.claim import Claimed
 from pgqueue.repository.rescue import Rescued
-from pgqueue.worker.ledger import Ending
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
@@ -50,9 +50,18 @@ class AttemptEvents(WorkerThread):
         """Note what PostgreSQL's clock showed at a moment of this process's own clock."""
         self._read_at = read_at, began
 
-    def ended(self, ending: Ending) -> None:
-        """Tell the end of an attempt of this worker."""
-        claimed, outcome, ended, times = ending
+    def ended(
+        self,
+        claimed: Claimed,
+        outcome: Outcome,
+        job_outcome: str | None,
+        times: tuple[float, float] | None,
+    ) -> None:
+        """Tell the end of an attempt of this worker.
+
+        ``job_outcome``: how the job has ended; None if it goes on.  ``times``: when the handler
+        started and ended; None if it has not run.
+        """
         waited = ran = None
         if times is not None:
             started_at, ended_at = times
@@ -63,7 +72,7 @@ class AttemptEvents(WorkerThread):
                 due_for = since_due(claimed, read_at)
                 if due_for is not None:
                     waited = max(due_for + timedelta(seconds=started_at - began), timedelta(0))
-        self._put(event_of(claimed, outcome, ended, waited=waited, ran=ran))
+        self._put(event_of(claimed, outcome, job_outcome, waited=waited, ran=ran))
 
     def rescued(self, attempts: Iterable[Rescued]) -> None:
         """Tell the crashes of other workers that this worker has recorded."""

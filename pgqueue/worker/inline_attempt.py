@@ -46,7 +46,7 @@ from pgqueue.outcomes import (
 )
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.jobs import Jobs
-from pgqueue.repository.settle import Attempts, Settled
+from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import CRASHED
 from pgqueue.repository.transactions import CHECK_CONSTRAINTS
 from pgqueue.tasks import Task
@@ -220,7 +220,7 @@ class SavepointTransaction(AttemptTransaction):
     def commit_writes(self, connection: Connection) -> None:
         release_savepoints(connection, outer=self._outer)
 
-    def settled(self, outcome: Outcome, settled: Settled) -> None:
+    def settled(self, outcome: Outcome, job_outcome: str | None) -> None:
         self.attempt.outcome = outcome
 
     def call_listeners(self, session: Session) -> None:

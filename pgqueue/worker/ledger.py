@@ -3,7 +3,6 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event
-from typing import NamedTuple
 
 from pgqueue import redaction
 from pgqueue.events import AttemptOutcome, attempt_outcome
@@ -11,7 +10,7 @@ from pgqueue.handler.ended import log_job_failure
 from pgqueue.handler.error_reports import log_fields
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
-from pgqueue.repository.settle import Settled
+from pgqueue.repository.settle import JobOutcomes, Settlement
 
 logger = redaction.logger(__name__)
 
@@ -19,17 +18,6 @@ MAX_BATCH = 2000
 """Outcomes that the settler takes at once."""
 STALE = "stale"
 """Counts attempts whose lease had passed to another worker before they were settled."""
-
-
-class Ending(NamedTuple):
-    """An outcome that is committed."""
-
-    claimed: Claimed
-    outcome: Outcome
-    job_outcome: str | None
-    """How the job has ended; None if it goes on."""
-    times: tuple[float, float] | None
-    """When the handler started and ended; None if it has not run."""
 
 
 class Ledger:
@@ -49,15 +37,18 @@ class Ledger:
         self.counts: Counter[str] = Counter()
         self.times: dict[int, tuple[float, float]] = {}
         """When the handlers of unsettled attempts ran, by message; only for :attr:`on_end`."""
-        self.on_end: Callable[[Ending], object] | None = None
-        """Called for each outcome that is committed, if the application has callbacks."""
+        self.on_end: (
+            Callable[[Claimed, Outcome, str | None, tuple[float, float] | None], object] | None
+        ) = None
+        """Called for each outcome that is committed, if the application has callbacks: with the
+        outcome of the job, if it has ended, and when the handler ran, if it has."""
         self.on_settled: Callable[[Iterable[Claimed]], object] | None = None
-        """Called with jobs whose settle is committed, if limits are in use."""
+        """Called with the jobs of attempts that are forgotten, if limits are in use."""
         self.on_suspect_settled: Callable[[], object] = lambda: None
         """Called when the next suspect may start: the claimer may be asleep."""
         self.on_all_settled: Callable[[], object] = lambda: None
         """Called when no attempt is in flight any more."""
-        self._done: deque[tuple[Claimed, Outcome]] = deque()
+        self._done: deque[Settlement] = deque()
         self._has_done = Event()
 
     def claimed(self, jobs: Iterable[Claimed]) -> None:
@@ -82,11 +73,11 @@ class Ledger:
         self.in_flight[claimed.message_id] = claimed
         self.done(claimed, Released())
 
-    def done_batch(self, *, wait: float) -> list[tuple[Claimed, Outcome]]:
+    def done_batch(self, *, wait: float) -> list[Settlement]:
         """Take a batch of outcomes to settle; waits up to ``wait`` seconds for the first."""
         self._has_done.wait(wait)
         self._has_done.clear()
-        batch: list[tuple[Claimed, Outcome]] = []
+        batch: list[Settlement] = []
         while len(batch) < MAX_BATCH:
             try:
                 batch.append(self._done.popleft())
@@ -95,35 +86,32 @@ class Ledger:
         self._has_done.set()
         return batch
 
-    def settled(
-        self, batch: Sequence[tuple[Claimed, Outcome]], settled: list[Settled] | None
-    ) -> None:
+    def succeeded(self, batch: Sequence[Settlement]) -> None:
+        """Count and forget attempts that have all succeeded and are committed."""
+        if self.on_end is not None:
+            self.settled(batch, dict.fromkeys((job.job_id for job, _ in batch), "succeeded"))
+            return
+        self.counts["succeeded"] += len(batch)
+        self._forget([claimed for claimed, _ in batch])
+
+    def settled(self, batch: Sequence[Settlement], job_outcomes: JobOutcomes) -> None:
         """Count and forget attempts whose settle is committed.
 
-        ``settled`` is None if all have succeeded.  Called for every outcome of this worker that
-        the database has accepted.
+        An attempt whose job is not in ``job_outcomes`` was too late.
         """
-        if settled is None and self.on_end is None:
-            self.counts["succeeded"] += len(batch)
-        else:
-            ended: dict[int, str | None] = dict(settled or ())
-            if settled is None:
-                ended = dict.fromkeys((job.job_id for job, _ in batch), AttemptOutcome.SUCCEEDED)
-            for claimed, outcome in batch:
-                if claimed.job_id not in ended:
-                    self.counts[STALE] += 1
-                    words = "job %s: its result is not kept: too late"
-                    logger.warning(words, claimed.job_id, extra=log_fields(claimed))
-                    continue
-                job_outcome = ended[claimed.job_id]
-                self.counts[str(attempt_outcome(outcome, job_outcome))] += 1
-                if job_outcome == AttemptOutcome.FAILED:
-                    log_job_failure(claimed, outcome)
-                if self.on_end is not None:
-                    times = self.times.get(claimed.message_id)
-                    self.on_end(Ending(claimed, outcome, job_outcome, times))
-        if self.on_settled is not None:
-            self.on_settled(claimed for claimed, _ in batch)
+        for claimed, outcome in batch:
+            if claimed.job_id not in job_outcomes:
+                self.counts[STALE] += 1
+                words = "job %s: its result is not kept: too late"
+                logger.warning(words, claimed.job_id, extra=log_fields(claimed))
+                continue
+            job_outcome = job_outcomes[claimed.job_id]
+            self.counts[str(attempt_outcome(outcome, job_outcome))] += 1
+            if job_outcome == AttemptOutcome.FAILED:
+                log_job_failure(claimed, outcome)
+            if self.on_end is not None:
+                times = self.times.get(claimed.message_id)
+                self.on_end(claimed, outcome, job_outcome, times)
         self._forget([claimed for claimed, _ in batch])
 
     def stale(self, claimed: Claimed) -> None:
@@ -140,7 +128,9 @@ class Ledger:
         """End the settler's wait for an outcome."""
         self._has_done.set()
 
-    def _forget(self, jobs: Iterable[Claimed]) -> None:
+    def _forget(self, jobs: Sequence[Claimed]) -> None:
+        if self.on_settled is not None:
+            self.on_settled(jobs)
         has_suspect = False
         for job in jobs:
             self.in_flight.pop(job.message_id, None)

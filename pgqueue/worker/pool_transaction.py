@@ -22,7 +22,6 @@ from pgqueue.database.unit_of_work import (
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.transaction import AttemptTransaction, call_listener
 from pgqueue.outcomes import Outcome
-from pgqueue.repository.settle import Settled
 from pgqueue.repository.transactions import AFTER_HANDLER
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.unknown_commits import was_committed
@@ -90,11 +89,12 @@ class PoolTransaction(AttemptTransaction):
                     "the connection broke during COMMIT, which was not carried out"
                 ) from error
 
-    def settled(self, outcome: Outcome, settled: Settled) -> None:
+    def settled(self, outcome: Outcome, job_outcome: str | None) -> None:
         self.attempt.ended_at = time.monotonic()
         self.attempt.is_committed = True
         self._runtime.note_times(self.attempt)
-        self._runtime.ledger.settled([(self.attempt.claimed, outcome)], [settled])
+        claimed = self.attempt.claimed
+        self._runtime.ledger.settled([(claimed, outcome)], {claimed.job_id: job_outcome})
 
     def call_listeners(self, session: Session) -> None:
         """Call them inside what a framework puts around handlers."""

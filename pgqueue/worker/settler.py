@@ -31,7 +31,7 @@ from pgqueue.outcomes import (
     is_plain_success,
 )
 from pgqueue.repository.claim import Claimed
-from pgqueue.repository.settle import Attempts
+from pgqueue.repository.settle import Attempts, Settlement
 from pgqueue.repository.tables import notify
 from pgqueue.tasks import Task
 from pgqueue.worker.heartbeat import WorkerIdentity
@@ -43,7 +43,6 @@ from pgqueue.worker.rows import RowGuard, may_be_of_row
 
 logger = redaction.logger(__name__)
 
-Settlement = tuple[Claimed, Outcome]
 Settle = Callable[[Connection, list[Settlement]], None]
 
 SETTLING = {**CLAIMING, "lock_timeout": "500"}
@@ -267,8 +266,11 @@ class Settler(Loop):
     def _settle_plain(self, connection: Connection, batch: list[Settlement]) -> None:
         # Ascending ids everywhere: two settles in opposite orders would deadlock.
         successes = sorted((claimed for claimed, _ in batch), key=attrgetter("job_id"))
-        exceptions = Attempts(connection, self._identity.worker_id).settle_succeeded(successes)
-        self._ledger.settled(batch, exceptions)
+        job_outcomes = Attempts(connection, self._identity.worker_id).settle_succeeded(successes)
+        if job_outcomes is None:
+            self._ledger.succeeded(batch)
+        else:
+            self._ledger.settled(batch, job_outcomes)
 
     def _settle_deleted(self, connection: Connection, batch: list[Settlement]) -> None:
         """Delete jobs that are not kept, and settle those that cannot be deleted.
@@ -283,7 +285,7 @@ class Settler(Loop):
         with suppress(*refused):
             deleted = set(attempts.delete_succeeded(successes))
         if gone := [item for item in batch if item[0].job_id in deleted]:
-            self._ledger.settled(gone, None)
+            self._ledger.succeeded(gone)
         if left := [item for item in batch if item[0].job_id not in deleted]:
             self._settle_others(connection, left)
 

@@ -92,9 +92,9 @@ class TestEachColumnOfTheFence:
         [claimed] = worker.claim()
         late = [(claimed._replace(attempt=attempt), Failed(ERROR)) for attempt in (0, 2, 3)]
 
-        rows = worker.attempts.settle([*late, (claimed, Succeeded()), *late])
+        settled = worker.attempts.settle([*late, (claimed, Succeeded()), *late])
 
-        assert [tuple(row) for row in rows] == [(job_id, "succeeded")]
+        assert settled == {job_id: "succeeded"}
 
 
 class TestZombies:
@@ -110,8 +110,8 @@ class TestZombies:
 
             assert not zombie.settle(old, outcome)
             late = zombie.attempts
-            assert late.settle_succeeded([old]) == []
-            assert late.settle_one_success(old) == []
+            assert late.settle_succeeded([old]) == {}
+            assert late.settle_one_success(old) == {}
 
             assert everything(engine) == before
             assert heir.settle(new, Succeeded())

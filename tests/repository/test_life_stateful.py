@@ -226,8 +226,8 @@ class Life(RuleBasedStateMachine):
         current = self._is_current(actor, claimed)
         settled = Attempts(actor.worker.line, actor.worker.id).settle([(claimed, outcome)])
         assert bool(settled) == current
-        for row in settled:
-            self._settled(claimed, outcome, row.outcome)
+        for job_outcome in settled.values():
+            self._settled(claimed, outcome, job_outcome)
 
     @when(lambda life: life.claimers)
     @rule(data=st.data())
@@ -239,10 +239,8 @@ class Life(RuleBasedStateMachine):
             self._start(actor, one)
         expected = [one for one in fine if self._is_current(actor, one)]
         settled = Attempts(actor.worker.line, actor.worker.id).settle_succeeded(fine)
-        if settled is None:
-            endings: dict[int, str | None] = {one.job_id: "succeeded" for one in fine}
-        else:
-            endings = {row.job_id: row.outcome for row in settled}
+        all_of_them = dict.fromkeys((one.job_id for one in fine), "succeeded")
+        endings = all_of_them if settled is None else settled
         assert endings.keys() == {one.job_id for one in expected}
         for one in expected:
             self._settled(one, Succeeded(), endings[one.job_id])
@@ -281,7 +279,7 @@ class Life(RuleBasedStateMachine):
         if not settled:  # it was cancelled meanwhile
             self._roll_back(actor, transaction)
             return
-        transaction.settled.append((claimed, outcome, settled[0].outcome))
+        transaction.settled.append((claimed, outcome, settled[claimed.job_id]))
         self.jobs[claimed.job_id].settled_in = transaction
 
     @when(lambda life: life.committers)

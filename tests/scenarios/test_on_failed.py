@@ -149,7 +149,7 @@ def test_it_is_there_exactly_if_the_failure_is(
         with engine.begin() as connection:
             assert connection.scalar(tells) == 0
             assert Attempts(connection, worker.id).settle([(claimed, failed)])
-            assert Attempts(connection, worker.id).settle([(claimed, failed)]) == []
+            assert Attempts(connection, worker.id).settle([(claimed, failed)]) == {}
             assert connection.scalar(tells) == 1
     workers.dispose()
 

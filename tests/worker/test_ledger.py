@@ -4,7 +4,6 @@ import pytest
 
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository.claim import Claimed
-from pgqueue.repository.settle import Settled
 from pgqueue.worker.ledger import Ledger
 
 
@@ -23,9 +22,9 @@ def test_the_claimer_is_told_when_a_suspect_is_settled(how: str, crashes: int) -
     ledger.claimed([suspect, claimed(2)])
 
     if how == "all succeeded":
-        ledger.settled([(suspect, Succeeded()), (claimed(2), Succeeded())], None)
+        ledger.succeeded([(suspect, Succeeded()), (claimed(2), Succeeded())])
     elif how == "one was too late":
-        ledger.settled([(suspect, Succeeded())], [Settled(2, None)])
+        ledger.settled([(suspect, Succeeded())], {2: None})
     else:
         ledger.stale(suspect)
 
