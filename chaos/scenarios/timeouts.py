@@ -140,9 +140,9 @@ def processes_are_not_timed(patch: Patch) -> None:
 @mutation
 def timeouts_are_tried_once(patch: Patch) -> None:
     """What the database does not do when a handler is past its timeout is never done."""
-    from pgqueue.worker.supervisor import Supervisor
+    from pgqueue.worker.timeouts import Transactions
 
-    patch.set(Supervisor, "_end_again", lambda _self: None)
+    patch.set(Transactions, "end_again", lambda _self: None)
 
 
 IN_WORKER = (overstay, overstay_and_pay, overstay_async, overstay_and_pay_async)

@@ -17,7 +17,7 @@ from pgqueue.repository.settle import Attempts
 from pgqueue.repository.workers import Paused, Workers
 from pgqueue.rules.served_queues import served_queues
 from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks, under_all_names
-from pgqueue.worker.duties.admit import AdmissionRounds, rules_of
+from pgqueue.worker.duties.admission_rounds import AdmissionRounds, rules_of
 from pgqueue.worker.duties.batches import BatchEnds
 from pgqueue.worker.inline_attempt import InlineAttempt
 from pgqueue.worker.until_empty import run_ahead

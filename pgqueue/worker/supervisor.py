@@ -25,7 +25,8 @@ from pgqueue.worker import timeouts
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.claiming.cursors import under_all_names
 from pgqueue.worker.config import WorkerConfig
-from pgqueue.worker.duties.admit import AdmissionRounds, Admitter
+from pgqueue.worker.duties.admission_rounds import AdmissionRounds
+from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.batches import BatchEnder
 from pgqueue.worker.duties.prune import Pruner
 from pgqueue.worker.duties.rescue import Rescuer
@@ -47,8 +48,6 @@ logger = redaction.logger(__name__)
 WATCH_EVERY = 0.1
 WATCH_AT_REST_EVERY = 0.25
 """Seconds between two checks of handlers, threads and signals; the second while no handler runs."""
-END_AGAIN = 1.0
-"""Seconds between two tries to end transactions from outside of their threads."""
 LAST_CLAIM = 4.5
 """Seconds to wait for the end of the last claim, which may have to be cancelled."""
 LAST_SETTLE = 4.0
@@ -74,9 +73,6 @@ class Supervisor:
         self._stopping = stopping
         self._stuck: list[Slot] = []
         """Slots that were replaced, whose handlers have not returned."""
-        self._not_ended: list[RunningAttempt] = []
-        """Attempts whose transactions could not be ended from outside of their threads."""
-        self._tried_to_end_at = float("-inf")
         self._closing = Lock()
         self._is_closed = False
         self._has_interrupted = False
@@ -89,6 +85,7 @@ class Supervisor:
             queue, config, self._engine, stopping=stopping, errors=errors
         )
         identity, ledger, outage = runtime.identity, runtime.ledger, runtime.outage
+        self._transactions = timeouts.Transactions(runtime)
         _warn_of_small_pool(runtime)
 
         self._slots = [Slot(runtime) for _ in range(config.slots)]
@@ -245,7 +242,7 @@ class Supervisor:
         ):
             timeouts.stop_cut_off(self._running_attempts())
             self._replace_overdue()
-            self._end_again()
+            self._transactions.end_again()
             self._check_threads()
 
     def _running_attempts(self) -> list[RunningAttempt]:
@@ -301,27 +298,27 @@ class Supervisor:
 
     def _settle_for_threads(self, ended: Sequence[tuple[RunningAttempt, Outcome]]) -> None:
         """Settle attempts whose threads still run, and end their transactions from this thread."""
-        self._end_transactions([run for run, _ in ended])
+        self._transactions.end([run for run, _ in ended])
         for run, outcome in ended:
             if not run.is_settled:
                 self._runtime.note_times(run)
                 self._runtime.ledger.done(run.claimed, outcome)
 
-    def _end_transactions(self, runs: Sequence[RunningAttempt]) -> None:
-        if runs:
-            self._tried_to_end_at = time.monotonic()
-            self._not_ended += timeouts.end_transactions(self._runtime, runs)
-
-    def _end_again(self) -> None:
-        """Try again to end transactions, if the database was away or had no connection left."""
-        if self._not_ended and time.monotonic() - self._tried_to_end_at >= END_AGAIN:
-            not_ended, self._not_ended = self._not_ended, []
-            with timeouts.staying(not_ended):
-                self._end_transactions(not_ended)
-
     def _end(self, grace: Callable[[], float]) -> None:
         """Stop claiming, release jobs that have not started, let handlers finish, settle."""
         runtime = self._runtime
+
+        def have_ended() -> bool:
+            timeouts.stop_cut_off(self._running_attempts())
+            return not self._are_alive()
+
+        def close_after_last_handler() -> None:
+            # Until then, the heartbeat must protect its lease.
+            for slot in self._slots:
+                slot.join()
+            self._close()
+            _outlived.discard(self)
+
         logger.info("stopping; number of running handlers: %d", len(self._running_attempts()))
         self._stopping.set()
         for run in self._running_attempts():
@@ -330,7 +327,7 @@ class Supervisor:
         for claimed in runtime.buffer.drain():
             runtime.ledger.done(claimed, Released())
         runtime.buffer.close()
-        wait_until(self._have_ended, grace)
+        wait_until(have_ended, grace)
         for run in self._running_attempts():
             logger.warning(
                 "job %d %s: its handler still runs after the grace period; the attempt is "
@@ -347,16 +344,9 @@ class Supervisor:
             for run in self._running_attempts():
                 run.ask_to_stop()
             _outlived.add(self)
-            Thread(target=self._close_later, name="pgqueue-last-out", daemon=True).start()
+            Thread(target=close_after_last_handler, name="pgqueue-last-out", daemon=True).start()
             return
         self.interrupt()  # also settles the attempts of threads that an error has ended
-
-    def _close_later(self) -> None:
-        """Close after the last handler ends: until then, the heartbeat must protect its lease."""
-        for slot in self._slots:
-            slot.join()
-        self._close()
-        _outlived.discard(self)
 
     def _check_threads(self) -> None:
         """Raise if a thread has failed: the worker would look healthy without it."""
@@ -374,11 +364,6 @@ class Supervisor:
                 raise WorkerBroken(
                     f"{thread.name} has failed: {thread.failure!r}"
                 ) from thread.failure
-
-    def _have_ended(self) -> bool:
-        """Whether all slots have ended; tells handlers to stop whose connections have ended."""
-        timeouts.stop_cut_off(self._running_attempts())
-        return not self._are_alive()
 
     def _are_alive(self) -> bool:
         return any(slot.is_alive() for slot in self._slots)

@@ -3,6 +3,7 @@
 Uses connections of its own: threads that do not return may hold all connections of the pool.
 """
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -18,6 +19,9 @@ from pgqueue.worker.reconnecting import BROKEN
 from pgqueue.worker.runtime import WorkerRuntime
 
 logger = redaction.logger(__name__)
+
+END_AGAIN = 1.0
+"""Seconds between two tries to end transactions."""
 
 
 def stop_cut_off(runs: Iterable[RunningAttempt]) -> None:
@@ -58,18 +62,24 @@ def late(run: RunningAttempt) -> Outcome:
     return after_timeout(run.task, run.claimed)
 
 
-def end_transactions(
-    runtime: WorkerRuntime, runs: Iterable[RunningAttempt]
-) -> list[RunningAttempt]:
-    """End the server processes of attempts in :func:`staying`: their writes are rolled back.
+class Transactions:
+    """Ends the transactions of attempts whose threads do not return."""
 
-    Returns attempts it could not end: the database is away, or has no connection left.
-    """
-    left = [run for run in runs if run.server_process is not None]
-    if left:
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+        self._not_ended: list[RunningAttempt] = []
+        """Attempts whose transactions could not be ended."""
+        self._tried_at = float("-inf")
+
+    def end(self, runs: Iterable[RunningAttempt]) -> None:
+        """End the server processes of attempts in :func:`staying`: their writes are rolled back."""
+        left = [run for run in runs if run.server_process is not None]
+        if not left:
+            return
+        self._tried_at = time.monotonic()
         with (
             _reporting("transactions"),
-            own_connection(runtime.engine, OWN, purpose="timeouts") as connection,
+            own_connection(self._runtime.engine, OWN, purpose="timeouts") as connection,
         ):
             for run in tuple(left):
                 pid = run.server_process
@@ -77,7 +87,14 @@ def end_transactions(
                     if pid is not None:
                         Workers(connection).terminate_backend(pid)
                     left.remove(run)
-    return left
+        self._not_ended += left
+
+    def end_again(self) -> None:
+        """Try again those not ended: the database was away, or had no connection left."""
+        if self._not_ended and time.monotonic() - self._tried_at >= END_AGAIN:
+            not_ended, self._not_ended = self._not_ended, []
+            with staying(not_ended):
+                self.end(not_ended)
 
 
 @contextmanager

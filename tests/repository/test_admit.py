@@ -45,7 +45,7 @@ from pgqueue.repository.enqueue import Enqueues, NewJob
 from pgqueue.repository.messages import Start
 from pgqueue.repository.workers import NOTHING_PAUSED, Paused
 from pgqueue.rules.admission import Rule
-from pgqueue.worker.duties.admit import AdmissionRounds
+from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 
 RULES = {
     "bank": Rule(1),
