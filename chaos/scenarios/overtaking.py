@@ -28,15 +28,15 @@ MARGIN = 3.0
 @mutation
 def claims_ahead_go_on_beside_what_they_leave(patch: Patch) -> None:
     """The worker fills its memory with other jobs, and no slot is free for what was left."""
-    from pgqueue.worker.claimer import Claimer
+    from pgqueue.worker.claiming.prefetch import Prefetch
 
-    real = Claimer._room
+    real = Prefetch.room
 
-    def room(self):  # type: ignore[no-untyped-def]
+    def room(self, **counts):  # type: ignore[no-untyped-def]
         self._left = 0
-        return real(self)
+        return real(self, **counts)
 
-    patch.set(Claimer, "_room", room)
+    patch.set(Prefetch, "room", room)
 
 
 @scenario(

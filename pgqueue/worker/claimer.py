@@ -103,10 +103,6 @@ class Claimer(Loop):
         """The tasks whose messages the last claim took."""
         self._isolation = CrashIsolation(runtime.ledger.in_flight, self._cursors)
         self._prefetch = Prefetch(slots=config.slots, most=config.ahead)
-        self._was_full = False
-        """Whether the last claim found as many messages as it asked for."""
-        self._left = 0
-        """Messages that the last claim ahead has left and free slots have not claimed yet."""
         self._generation = 0
         """The number of the connection that the last step used."""
         self._reconciled_at = float("-inf")
@@ -160,7 +156,7 @@ class Claimer(Loop):
             self._sleep_until_due(upcoming)
             return 0.0
         buffer.room.clear()
-        room, is_ahead = self._room()
+        room, is_ahead = prefetch.room(free=buffer.free_slots, buffered=len(buffer.heap))
         if not room:
             self._wait_for_room()
             return 0.0
@@ -176,9 +172,9 @@ class Claimer(Loop):
             return 0.0  # this worker was declared dead: a rescuer releases these leases too
 
         prefetch.ran(sum(slot.ran for slot in self._slots), sum(slot.busy for slot in self._slots))
-        if self._was_full and buffer.free_slots > 0:
+        if prefetch.was_full and buffer.free_slots > 0:
             prefetch.ran_dry()
-        buffer.low_water = 0 if self._left else prefetch.ahead
+        buffer.low_water = prefetch.low_water
         if claim.rows:
             prefetch.brought(first=claim.rows[0].priority, last=claim.rows[-1].priority)
             self._isolation.start(claim.rows)
@@ -205,19 +201,6 @@ class Claimer(Loop):
         self._cursors.serve(names)
         return True
 
-    def _room(self) -> tuple[int, bool]:
-        """How many jobs to claim, and whether to claim them ahead of the slots.
-
-        A claim ahead also serves free slots: one large claim replaces two.  It leaves jobs that
-        must not wait in a worker; free slots claim as many jobs before the next claim ahead.
-        """
-        free, ahead = self._runtime.buffer.free_slots, self._prefetch.ahead
-        if free > 0 and (self._left or not self._was_full or not ahead):
-            return free, False
-        if not self._left and len(self._runtime.buffer.heap) <= ahead:
-            return ahead, True
-        return 0, False
-
     def _claim(self, attempts: Attempts, room: int, *, ahead: bool, sweep: bool) -> Claim:
         """Claim up to ``room`` jobs, from the cursors on or, in a sweep, from the start."""
         runtime, cursors, paused = self._runtime, self._cursors, self._runtime.identity.closed
@@ -232,16 +215,12 @@ class Claimer(Loop):
         if sweep:
             cursors.swept(began=began, ended=self.looked_at)
         cursors.advance(pairs, claim, limit=limit)
-        self._was_full = claim.found >= limit
-        if ahead:
-            self._left = claim.left
-        else:
-            self._left = max(self._left - claim.taken, 0) if self._was_full else 0
+        self._prefetch.claimed(taken=claim.taken, left=claim.left, limit=limit, is_ahead=ahead)
         if runtime.events is not None:
             runtime.events.read_clock(claim.read_at, began)
         if claim.rows:
             self._empty_claims = self._false_alarms = 0
-        if self._was_full:
+        if self._prefetch.was_full:
             self._listener.disarm()
             self._armed_at = None
         if claim.taken > limit:
@@ -275,7 +254,7 @@ class Claimer(Loop):
         buffer.room.wait(max(STALE - buffer.longest_wait(), 0.001))
         waited = buffer.longest_wait()
         prefetch.oldest_waits(waited)
-        buffer.low_water = 0 if self._left else prefetch.ahead
+        buffer.low_water = prefetch.low_water
         if waited > STALE:
             for claimed in buffer.drain():
                 self._runtime.ledger.done(claimed, Released())

@@ -165,7 +165,7 @@ class TestSettles:
         with plans_of(worker.line) as plans:
             settled = worker.attempts.settle_one_success(claimed)
 
-        assert [one.outcome for one in settled] == ["succeeded"]
+        assert settled == {claimed.job_id: "succeeded"}
         assert_by_key(plans.only, buffers=100)
 
     def test_jobs_that_nobody_has_locked_are_found_by_their_key(

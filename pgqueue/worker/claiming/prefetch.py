@@ -30,6 +30,35 @@ class Prefetch:
         self._last_priority = 0
         self.ahead = 0
         """How many jobs to claim beyond the free slots; none if handlers are slow."""
+        self.was_full = False
+        """Whether the last claim found as many messages as it asked for."""
+        self._left = 0
+        """Messages that the last claim ahead has left and free slots have not claimed yet."""
+
+    def room(self, *, free: int, buffered: int) -> tuple[int, bool]:
+        """How many jobs to claim, and whether to claim them ahead of the slots.
+
+        A claim ahead also serves free slots: one large claim replaces two.  It leaves jobs that
+        must not wait in a worker; free slots claim as many jobs before the next claim ahead.
+        """
+        if free > 0 and (self._left or not self.was_full or not self.ahead):
+            return free, False
+        if not self._left and buffered <= self.ahead:
+            return self.ahead, True
+        return 0, False
+
+    def claimed(self, *, taken: int, left: int, limit: int, is_ahead: bool) -> None:
+        """Learn how many messages a claim has taken and left, of ``limit`` it asked for."""
+        self.was_full = taken + left >= limit
+        if is_ahead:
+            self._left = left
+        else:
+            self._left = max(self._left - taken, 0) if self.was_full else 0
+
+    @property
+    def low_water(self) -> int:
+        """How few buffered jobs call for the next claim ahead."""
+        return 0 if self._left else self.ahead
 
     def ran(self, jobs: int, busy: float) -> None:
         """Learn how many jobs have run so far, and for how many seconds they kept slots busy.

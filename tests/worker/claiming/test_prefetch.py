@@ -90,3 +90,30 @@ def test_nothing_is_claimed_ahead_when_jobs_had_to_be_released() -> None:
     handlers.prefetch.oldest_waits(STALE + 0.001)
 
     assert handlers.prefetch.ahead == 0
+
+
+def test_a_claim_ahead_waits_until_free_slots_have_claimed_as_many_as_the_last_one_left() -> None:
+    handlers = Handlers()
+    handlers.run_dry()
+    prefetch = handlers.prefetch
+    prefetch.claimed(taken=10, left=0, limit=10, is_ahead=False)
+    before = prefetch.room(free=2, buffered=0)
+
+    prefetch.claimed(taken=7, left=3, limit=10, is_ahead=True)
+    beside = prefetch.room(free=2, buffered=0), prefetch.room(free=0, buffered=0)
+    low_water = prefetch.low_water
+    prefetch.claimed(taken=2, left=0, limit=2, is_ahead=False)
+    prefetch.claimed(taken=2, left=0, limit=2, is_ahead=False)
+
+    assert before == (10, True)
+    assert (beside, low_water) == (((2, False), (0, False)), 0)
+    assert (prefetch.room(free=2, buffered=0), prefetch.low_water) == ((10, True), 10)
+
+
+def test_nothing_is_claimed_ahead_after_a_claim_that_was_not_full() -> None:
+    handlers = Handlers()
+    handlers.run_dry()
+
+    handlers.prefetch.claimed(taken=9, left=0, limit=10, is_ahead=False)
+
+    assert handlers.prefetch.room(free=2, buffered=0) == (2, False)
