@@ -142,6 +142,33 @@ def ages() -> sa.Executable:
     ).select_from(pair.join(due, sa.true()))
 
 
+@cache
+def first_due(*, suspects: bool) -> sa.Executable:
+    """The message at which a claim of these pairs looks first, and its job.
+
+    Locks nothing.  Without ``suspects``, skips them as the claim does.
+    """
+    pair = _pairs()
+    due = (
+        sa.select(
+            sa.cast(message_queue.c.run_at, sa.Text).label("run_at"),
+            message_queue.c.id,
+            message_queue.c.target_id,
+        )
+        .where(
+            _of_pair(pair),
+            _is_after_cursor(pair),
+            message_queue.c.run_at <= pg.statement_timestamp(),
+            sa.true() if suspects else message_queue.c.crashes == 0,
+        )
+        .order_by(message_queue.c.run_at, message_queue.c.id)
+        .limit(1)
+        .lateral("due")
+    )
+    columns = (pair.c.queue, pair.c.priority, due.c.run_at, due.c.id, due.c.target_id)
+    return sa.select(*columns).select_from(pair.join(due, sa.true())).limit(1)
+
+
 def _due_messages(*, suspects: bool, registered: bool) -> sa.Select[*tuple[Any, ...]]:
     """The first due messages of the pairs, locked.  LIMIT applies to each pair and to all."""
     pair = _pairs()
@@ -392,6 +419,14 @@ class Claims:
         new = partial(tuple.__new__, Claimed)  # a call of the class takes twice as long
         claimed: list[Claimed] = sorted([new(row[4:]) for row in rows])
         return Claim(claimed, taken, found - taken, read_at, quiet_until)
+
+    def first_due(
+        self, pairs: Iterable[ClaimCursor], *, tasks: str, suspects: bool
+    ) -> tuple[ClaimCursor, int] | None:
+        """The key of the message at which a claim looks first, and the id of its job, if any."""
+        parameters = {"pairs": _documents(pairs), "tasks": tasks}
+        row = self._executor.execute(first_due(suspects=suspects), parameters).one_or_none()
+        return None if row is None else (ClaimCursor(*row[:4]), row[4])
 
     def upcoming(self, pairs: Iterable[ClaimCursor], *, tasks: str) -> Upcoming:
         """Whether a message is due, and in how many seconds the next one will be."""

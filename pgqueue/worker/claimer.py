@@ -4,18 +4,20 @@ Polls find every job; notifications are hints.  At each poll, a sleeping worker 
 is due, and claims only if one is: the question is one read, a claim and a sweep are two writes.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from functools import partial
 from threading import Event
 
 from sqlalchemy import Connection, select
+from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
 from pgqueue.database.opening import READ_COMMITTED
 from pgqueue.database.settings import CLAIMING, SCHEDULING
 from pgqueue.outcomes import Released
-from pgqueue.repository.claim import Claim, Claimed, Upcoming
+from pgqueue.repository.claim import Claim, ClaimCursor, Claimed, Upcoming
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import lock_key, pg
 from pgqueue.repository.workers import Workers
@@ -30,7 +32,9 @@ from pgqueue.worker.config import WorkerConfig
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.batches import BatchEnds
 from pgqueue.worker.loop import Loop
+from pgqueue.worker.outage import words_of
 from pgqueue.worker.reconnecting import ReconnectingConnection
+from pgqueue.worker.rows import is_refusal_of_row
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.slot import Slot
 
@@ -48,13 +52,15 @@ FALSE_ALARMS = 10
 """How many wake-ups in a row may find no job before the worker pauses after each further one.  A
 few are normal: other workers have claimed the job."""
 PAUSE = 0.02
-"""Seconds of this pause.  Any role that can connect can notify without limit, and must not make all
-workers claim as often."""
+"""Seconds of this pause, and after a refused claim.  Any role that can connect can notify without
+limit, and must not make all workers claim as often."""
 NEW_QUEUES_EVERY = 2.0
 """Seconds after which a busy worker that serves a pattern looks for queues with jobs; an idle one
 looks at each poll and notification."""
 NEW_QUEUES_SHARE = 50
 """These looks may take a fiftieth of the time: each steps over dead index entries."""
+MAX_NAMED = 100
+"""Jobs to name in the log whose claim is refused."""
 UNTIL_SETTLED = 0.05
 """Seconds between two looks for the last job of a worker that ends when no job is left."""
 
@@ -116,6 +122,8 @@ class Claimer(Loop):
         self._false_alarms = 0
         self._armed_at: float | None = None
         """Since when enqueuers notify this worker; None while it is busy."""
+        self._refused: set[int] = set()
+        """The jobs whose claim was refused, as far as they were logged."""
         self._slept_through = False
         """Whether the last sleep lasted until the next poll, without a sign of a job."""
 
@@ -208,9 +216,10 @@ class Claimer(Loop):
         if sweep or tasks != self._tasks:  # messages of a resumed task are behind the cursors
             cursors.rewind()
         self._tasks = tasks
-        limit, pairs = cursors.limit(room, paused=paused), cursors.pairs(paused=paused)
-        began = time.monotonic()
-        claim = attempts.claim(pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects)
+        limit, began = cursors.limit(room, paused=paused), time.monotonic()
+        claim, pairs, limit = self._claim_around_refused(
+            attempts, limit, tasks=tasks, ahead=ahead, suspects=suspects
+        )
         self.looked_at = time.monotonic()
         if sweep:
             cursors.swept(began=began, ended=self.looked_at)
@@ -228,6 +237,42 @@ class Claimer(Loop):
         if claim.taken > len(claim.rows):
             logger.info("dropped %d messages of ended jobs", claim.taken - len(claim.rows))
         return claim
+
+    def _claim_around_refused(
+        self, attempts: Attempts, most: int, *, tasks: str, ahead: bool, suspects: bool
+    ) -> tuple[Claim, list[ClaimCursor], int]:
+        """Claim up to ``most`` jobs; returns the claim, and its pairs and limit.
+
+        If the database refuses a job, by a trigger or a constraint of the application, claims the
+        jobs before it.  When it is the first, passes over it; the next sweep tries it again.
+        """
+        cursors, paused, limit = self._cursors, self._runtime.identity.closed, most
+        while True:
+            pairs = cursors.pairs(paused=paused)
+            try:
+                claim = attempts.claim(
+                    pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects
+                )
+                return claim, pairs, limit
+            except DBAPIError as error:
+                if not is_refusal_of_row(error) or self.stopping.is_set():
+                    raise
+                if limit > 1:
+                    limit //= 2
+                    continue
+                first = attempts.first_due(pairs, tasks=tasks, suspects=suspects)
+                if first is None:
+                    raise
+                message, job_id = first
+                cursors.pass_over(message)
+                is_news = job_id not in self._refused and len(self._refused) < MAX_NAMED
+                if is_news:
+                    self._refused.add(job_id)
+                level = logging.ERROR if is_news else logging.DEBUG
+                words = "job %d: the database refuses its claim, and is asked again: %s"
+                logger.log(level, words, job_id, words_of(error))
+            limit = most
+            self.stopping.wait(PAUSE)  # a trigger may refuse every job
 
     def _learn_ages(self, attempts: Attempts) -> None:
         """Read from time to time how old the first jobs are, if jobs age."""

@@ -22,6 +22,9 @@ LONGEST_REST = 5.0
 RESOURCES = "53"
 """The first characters of the SQLSTATEs for a full disk or memory."""
 
+REFUSALS = ("22", "23", "P0")
+"""The same for an impossible value, a violated constraint, and RAISE EXCEPTION."""
+
 
 class Failure(NamedTuple):
     """The last failure of a row."""
@@ -87,6 +90,11 @@ def may_be_of_row(error: BaseException) -> bool:
     if not isinstance(error, BROKEN):
         return True
     return isinstance(error, DBAPIError) and not is_away(error) and not _may_be_of_all(error)
+
+
+def is_refusal_of_row(error: DBAPIError) -> bool:
+    """Whether a constraint refuses a value, or a trigger raises an error of its own."""
+    return (getattr(error.orig, "sqlstate", None) or "")[:2] in REFUSALS
 
 
 def _may_be_of_all(error: BaseException) -> bool:

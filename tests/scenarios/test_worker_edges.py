@@ -18,7 +18,7 @@ from chaos.interleavings.logical_workers import (
     worker_settings,
 )
 from chaos.workers import wait_until
-from pgqueue import Job, PgQueue
+from pgqueue import Job, PgQueue, Worker
 from pgqueue.database.autocommit import autocommitting
 from pgqueue.database.opening import worker_engine
 from pgqueue.handler.attempt import RunningAttempt
@@ -33,9 +33,9 @@ from pgqueue.worker.pool_transaction import PoolTransaction
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.settler import Settler
 
-MANY = 50
+MANY = 46
 DIGITS = [1] * 500_000
-"""A megabyte as JSON, six as the server keeps it: fifty are more than one value may have."""
+"""A megabyte as JSON, six as the server keeps it: 46 are more than one value may have."""
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def test_more_results_than_the_server_takes_at_once_are_all_kept(engine: Engine)
             shared.ledger.done(claimed, Succeeded(DIGITS))
 
         settler.start()
-        settler.stop(seconds=60)
+        settler.stop(seconds=240)
 
     kept = "SELECT outcome, jsonb_array_length(result) FROM pgqueue.jobs"
     with engine.connect() as connection:
@@ -130,6 +130,42 @@ def test_an_outcome_that_a_trigger_refuses_holds_up_no_other(
     told = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert [line for line in told if f"job {bad}: the database refuses its outcome" in line]
     assert len(told) == 1
+
+
+REFUSED_CLAIM = """
+    CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF NEW.target_id IN {jobs} THEN RAISE EXCEPTION 'not this one'; END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER refuse BEFORE INSERT ON pgqueue.leases
+    FOR EACH ROW EXECUTE FUNCTION public.refuse()
+"""
+
+
+def test_a_job_whose_claim_a_trigger_refuses_holds_up_no_other(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = PgQueue(engine)
+
+    @queue.task
+    def quick(number: int) -> None: ...
+
+    with queue.session() as session:
+        ids = quick.enqueue_many(session, [(number,) for number in range(9)])
+        session.commit()
+    bad = ids[3], ids[4]
+    with engine.begin() as connection:
+        connection.execute(text(REFUSED_CLAIM.format(jobs=bad)))
+
+    beside = Worker(queue, concurrency=8).run_until_empty(timeout=60)
+    told = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    with engine.begin() as connection:
+        connection.execute(text("DROP TRIGGER refuse ON pgqueue.leases"))
+    after = Worker(queue).run_until_empty(timeout=60)
+
+    assert (beside, after) == ({"succeeded": 7}, {"succeeded": 2})
+    assert [line.partition(":")[0] for line in told] == [f"job {id}" for id in bad]
 
 
 def ended(engine: Engine) -> list[int]:

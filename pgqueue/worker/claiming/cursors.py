@@ -82,6 +82,10 @@ class ClaimCursors:
         self._queues = list(queues)
         self._keys = {pair: key for pair, key in self._keys.items() if pair[0] in queues}
 
+    def pass_over(self, message: ClaimCursor) -> None:
+        """Begin the next claim of a pair after this message; the next sweep looks at it again."""
+        self._keys[message.queue, message.priority] = (message.run_at, message.message_id)
+
     def rewind(self) -> None:
         """Start again at the head of every pair."""
         self._keys.clear()
