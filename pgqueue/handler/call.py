@@ -85,6 +85,8 @@ async def call_async(
                 await write_pending()
         return outcome
     except BaseException as error:  # the one broad except: a user's task may raise anything
+        if asyncio._get_running_loop() is None:
+            raise  # the loop has ended before the handler, which is discarded
         with suppress(asyncio.CancelledError):
             await _raise_own_cancellation()
         if is_replayed(error):

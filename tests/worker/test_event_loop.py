@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from chaos.workers import PATIENCE
 from pgqueue import Job, JobContext, PgQueue, Retry, Worker
 from pgqueue.errors import WorkerBroken
+from pgqueue.handler.call import call_async
+from pgqueue.handler.run import NO_CONTEXT
+from pgqueue.outcomes import Outcome
+from pgqueue.repository.claim import Claimed
 
 
 async def leave() -> None:
@@ -169,3 +173,28 @@ def test_a_worker_whose_event_loop_ends_says_so_and_ends(
         ended = [session.get_one(Job, job) for job in jobs]
         assert [(job.outcome, job.attempts) for job in ended] == [(None, 0), (None, 0)]
         assert queue.check(session) == []
+
+
+def test_a_handler_that_outlives_its_loop_is_discarded_in_silence(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, started = PgQueue(engine), threading.Event()
+
+    async def start(attempt: Coroutine[Any, Any, Outcome]) -> None:
+        left.append(asyncio.create_task(attempt))
+        while not started.is_set():
+            await asyncio.sleep(0)
+
+    @queue.task
+    async def wait() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    claimed = Claimed(5, "", 1, 1, "default", wait.name, "{}", 1, 1, 0)
+    left: list[asyncio.Task[Outcome]] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(start(call_async(wait, claimed, NO_CONTEXT)))
+    loop.close()
+    left[0].get_coro().close()  # as when it is collected
+
+    assert not [line for line in caplog.records if line.levelname == "ERROR"]
