@@ -136,7 +136,9 @@ class PgQueue(Operations):
         self.meta_sources: list[MetaSource] = []
         self._keep = keep_of(keep, "PgQueue: ")
         self._queue_keep = _checked_queues(queue_keep or {})
-        self.queue_limits = _checked_limits(queue_limits or {})
+        for queue in queue_limits if isinstance(queue_limits, Mapping) else ():
+            check_queue_name(queue, "PgQueue: queue_limits: ")
+        self.queue_limits = limits_of_queues(queue_limits or {})
         self._sessions: sessionmaker[Session] | None = None
         self._pid = os.getpid()
         _queues.add(self)
@@ -634,9 +636,3 @@ def _checked_queues(keep: Mapping[str, Keep | timedelta | None]) -> dict[str, Ke
     for name in keep:
         check_queue_name(name, "PgQueue: queue_keep: ")
     return {name: keep_of(value, f"PgQueue: queue {name}: ") for name, value in keep.items()}
-
-
-def _checked_limits(limits: Mapping[str, Limit | Sequence[Limit]]) -> dict[str, tuple[Limit, ...]]:
-    for queue in limits if isinstance(limits, Mapping) else ():
-        check_queue_name(queue, "PgQueue: queue_limits: ")
-    return limits_of_queues(limits)

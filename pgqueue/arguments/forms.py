@@ -287,7 +287,10 @@ def _union(members: Sequence[Form], types: str, compiled: Compile, has_numbers: 
     """
 
     def any_of(choices: Iterable[tuple[int, Form]]) -> Schema:
-        numbered = [after(partial(_pair, number), each.schema) for number, each in choices]
+        numbered = [
+            after(partial(lambda number, value: (number, value), number), each.schema)
+            for number, each in choices
+        ]
         return core.union_schema(list(numbered), mode="left_to_right")
 
     # An int is a float too, and an enum may be a str.
@@ -313,10 +316,6 @@ def _union(members: Sequence[Form], types: str, compiled: Compile, has_numbers: 
 
     wrap = core.no_info_wrap_validator_function
     return _two_ways(wrap(write, any_of(by_type)), wrap(read, reads))
-
-
-def _pair(number: int, value: Any) -> tuple[int, Any]:
-    return number, value
 
 
 def _chosen(types: str, value: Any, choose: Callable[[Any], tuple[int, Any]]) -> tuple[int, Any]:

@@ -102,8 +102,15 @@ def _let_cursors_be_awaited(connection: Connection) -> None:
             f"an AsyncSession cannot use a Connection of {connection.dialect.driver}: make the "
             "test's engine with postgresql+psycopg, or give an AsyncConnection"
         )
+    from psycopg import Cursor
+
+    class AwaitableCursor(Cursor[Any]):
+        """Has the one cursor method that AsyncSession awaits."""
+
+        async def _async_soft_close(self) -> None: ...
+
     driver_connection: Any = connection.connection.dbapi_connection
-    driver_connection.cursor_factory = _cursor_class()
+    driver_connection.cursor_factory = AwaitableCursor
 
 
 def _around(
@@ -126,16 +133,6 @@ def _around(
 
 
 @cache
-def _cursor_class() -> type:
-    """psycopg's cursor with the one cursor method that AsyncSession awaits."""
-    from psycopg import Cursor
-
-    class AwaitableCursor(Cursor[Any]):
-        async def _async_soft_close(self) -> None: ...
-
-    return AwaitableCursor
-
-
 def create_engine(url: URL, parameters: Parameters, **options: Any) -> "AsyncEngine":
     """An async engine on psycopg, for use by one event loop only.
 

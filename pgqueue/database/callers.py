@@ -73,7 +73,8 @@ def translated_errors() -> Iterator[None]:
         yield
     except DBAPIError as error:
         error.hide_parameters = True
-        state = _sqlstate(error)
+        # The attribute is sqlstate in psycopg and asyncpg, pgcode in psycopg2.
+        state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
         if state == UNDEFINED_TABLE:
             raise SchemaMissing(f"There are no pgqueue tables {_UPGRADE}") from error
         if state == UNDEFINED_COLUMN:
@@ -86,12 +87,6 @@ _UPGRADE = (
     "a Flask application `flask pgqueue upgrade`. If the application's own Alembic history creates "
     "the tables, run its migrations instead."
 )
-
-
-def _sqlstate(error: DBAPIError) -> str | None:
-    # The attribute is sqlstate in psycopg and asyncpg, pgcode in psycopg2.
-    state: str | None = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-    return state
 
 
 def _named(value: Any) -> str:

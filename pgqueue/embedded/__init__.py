@@ -101,7 +101,16 @@ class EmbeddedPostgres:
         """Start the server, or join the one that runs in this directory.  Return its URL."""
         self._starter_pid = os.getpid()
         try:
-            self._prepare()
+            self._account = account = server_account()
+            if self._directory is None or not self._directory.exists():
+                if self._directory is None:
+                    self._directory = Path(tempfile.mkdtemp(prefix="pgqueue-"))
+                self._directory.mkdir(parents=True, exist_ok=True)
+                if account.is_lent:  # the account must be able to traverse the folder
+                    self._directory.chmod(0o711)
+            self._programs = programs_for(account, directory=self._directory)
+            if not (self._data / "PG_VERSION").exists():
+                self._create_cluster()
             self._serve()
         except BaseException:
             self.stop()
@@ -135,18 +144,6 @@ class EmbeddedPostgres:
     @property
     def _log(self) -> Path:
         return self.directory / "server.log"
-
-    def _prepare(self) -> None:
-        self._account = account = server_account()
-        if self._directory is None or not self._directory.exists():
-            if self._directory is None:
-                self._directory = Path(tempfile.mkdtemp(prefix="pgqueue-"))
-            self._directory.mkdir(parents=True, exist_ok=True)
-            if account.is_lent:  # the account must be able to traverse the folder
-                self._directory.chmod(0o711)
-        self._programs = programs_for(account, directory=self._directory)
-        if not (self._data / "PG_VERSION").exists():
-            self._create_cluster()
 
     def _create_cluster(self) -> None:
         # Created under another name first: a killed process must not leave an incomplete cluster.

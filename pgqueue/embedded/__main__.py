@@ -2,7 +2,6 @@
 
 import signal
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -33,7 +32,7 @@ def main(directory: Path, only_url: bool) -> None:
 
 def _serve(server: EmbeddedPostgres) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+        signal.signal(number, signal.default_int_handler)
     ours = False
     try:
         with server:
@@ -45,10 +44,6 @@ def _serve(server: EmbeddedPostgres) -> None:
     except KeyboardInterrupt:
         if ours:
             click.echo("PostgreSQL has stopped.")
-
-
-def _stop(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

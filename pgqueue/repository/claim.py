@@ -62,8 +62,11 @@ def claim(*, ahead: bool, suspects: bool, registered: bool = True) -> sa.Executa
     message = _taken_messages(due, ahead=ahead, suspects=suspects)
     started = _unfinished_jobs_of(message)
     lease = _leases_for(started)
+    # The first three are the order in which jobs start, so plain rows sort in it.
+    names = ("priority", "run_at", "id", "target_id", "queue", "task", "args", "max_attempts")
+    columns = [started.c[name] for name in names]
     claimed = (
-        sa.select(*_claimed_columns(started), lease.c.attempt, lease.c.crashes, started.c.meta)
+        sa.select(*columns, lease.c.attempt, lease.c.crashes, started.c.meta)
         .select_from(started.join(lease, started.c.id == lease.c.message_id))
         .subquery("claimed")
     )
@@ -185,7 +188,9 @@ def _due_messages(*, suspects: bool, registered: bool) -> sa.Select[*tuple[Any, 
         .with_for_update(skip_locked=True)
         .lateral("due")
     )
-    may_claim = _worker_is_alive() if registered else sa.true()
+    # A worker that was declared dead cannot claim anything under its id.
+    is_alive = sa.select(workers.c.dead_at.is_(None)).where(workers.c.id == WORKER)
+    may_claim = is_alive.scalar_subquery() if registered else sa.true()
     return sa.select(due).select_from(pair.join(due, sa.true())).where(may_claim).limit(LIMIT)
 
 
@@ -212,12 +217,6 @@ def _of_pair(pair: sa.TableValuedAlias) -> sa.ColumnElement[bool]:
 def _is_after_cursor(pair: sa.TableValuedAlias) -> sa.ColumnElement[bool]:
     place = sa.tuple_(message_queue.c.run_at, message_queue.c.id)
     return place > sa.tuple_(pair.c.run_at, pair.c.message_id)
-
-
-def _worker_is_alive() -> sa.ColumnElement[bool]:
-    """False for a worker that was declared dead: it cannot claim anything under its id."""
-    this_worker = sa.select(workers.c.dead_at.is_(None)).where(workers.c.id == WORKER)
-    return this_worker.scalar_subquery()
 
 
 def _taken_messages(due: sa.CTE, *, ahead: bool, suspects: bool) -> sa.CTE:
@@ -287,12 +286,6 @@ def _leases_for(started: sa.CTE) -> sa.CTE:
     columns = ["target_id", "message_id", "attempt", "crashes", "worker_id"]
     new = insert_or_skip(leases).from_select(columns, rows).on_conflict_do_nothing()
     return new.returning(leases.c.message_id, leases.c.attempt, leases.c.crashes).cte("lease")
-
-
-def _claimed_columns(started: sa.CTE) -> list[sa.ColumnElement[Any]]:
-    """The first three columns are the order in which jobs start, so plain rows sort in it."""
-    names = ["priority", "run_at", "id", "target_id", "queue", "task", "args", "max_attempts"]
-    return [started.c[name] for name in names]
 
 
 def _moment(message: sa.CTE, due: sa.CTE) -> sa.Subquery:

@@ -263,7 +263,7 @@ def to_admit(
     admitted: list[int] = []
     terms_of = {keys: _terms_of(keys, rules) for keys in {job.limit_keys for job in waiting}}
     due = [(job, terms) for job in waiting if job.is_due and (terms := terms_of[job.limit_keys])]
-    due.sort(key=_start_order)
+    due.sort(key=lambda each: (each[0].priority, each[0].run_at, each[0].job_id))
     for job, terms in _in_turns(due, turns.last):
         if len(admitted) == most:
             break
@@ -340,8 +340,3 @@ def _group_of(job: Waiting, terms: _Terms) -> TurnGroup | None:
 
 def _declared_rule(key: str, rules: Rules) -> Rule:
     return rules.get(key) or rules[name_of(key)]
-
-
-def _start_order(due: _Due) -> tuple[int, datetime, int]:
-    job, _ = due
-    return job.priority, job.run_at, job.job_id

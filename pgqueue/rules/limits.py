@@ -222,24 +222,25 @@ def limits_of_queues(limits: Any) -> dict[str, tuple[Limit, ...]]:
     """Return the named limits of queues.  Checks the limits, but not the names of the queues."""
     if not isinstance(limits, Mapping):
         raise OptionError(f"PgQueue: queue_limits is {limits!r}; give a dict by names of queues")
-    return {queue: _limits_of_queue(queue, given) for queue, given in limits.items()}
-
-
-def _limits_of_queue(queue: str, given: Any) -> tuple[Limit, ...]:
-    where = f"PgQueue: queue {queue}: "
-    several = given if isinstance(given, list | tuple) else (given,)
-    for limit in several:
-        if not isinstance(limit, Limit):
-            raise OptionError(f"{where}{limit!r} is not a Limit")
-        if limit.by:
+    of_queues: dict[str, tuple[Limit, ...]] = {}
+    for queue, given in limits.items():
+        where = f"PgQueue: queue {queue}: "
+        several = given if isinstance(given, list | tuple) else (given,)
+        for limit in several:
+            if not isinstance(limit, Limit):
+                raise OptionError(f"{where}{limit!r} is not a Limit")
+            if limit.by:
+                raise OptionError(
+                    f"{where}its limit is by {', '.join(limit.by)}, and the tasks of "
+                    "a queue have different parameters; give the tasks a Limit with one name=..."
+                )
+        named = tuple(limit.named(f"queue:{queue}") for limit in several)
+        if len(named) > MOST_OF_QUEUE or len({limit.name for limit in named}) < len(named):
             raise OptionError(
-                f"{where}its limit is by {', '.join(limit.by)}, and the tasks of "
-                "a queue have different parameters; give the tasks a Limit with one name=..."
+                f"{where}give one limit of jobs at once, one rate, or both in a tuple"
             )
-    named = tuple(limit.named(f"queue:{queue}") for limit in several)
-    if len(named) > MOST_OF_QUEUE or len({limit.name for limit in named}) < len(named):
-        raise OptionError(f"{where}give one limit of jobs at once, one rate, or both in a tuple")
-    return named
+        of_queues[queue] = named
+    return of_queues
 
 
 def by_name(limits: Iterable[Limit]) -> dict[str, Limit]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
+from sqlalchemy import URL, NullPool, create_engine, make_url
 
 from pgqueue.database.opening import DRIVER
 from pgqueue.embedded import EmbeddedPostgres, NoPostgres
@@ -77,7 +77,7 @@ def fresh_database(server_url: str, *, template_url: str | None = None) -> Itera
         template = make_url(template_url).database
     server = create_engine(server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with server.connect() as connection:
-        copies = _copies_files(server)
+        copies = (server.dialect.server_version_info or (0,)) >= ASKED_FROM
         connection.execute(create_database(name, template=template, copies_files=copies))
     try:
         yield as_text(url)
@@ -106,7 +106,3 @@ def _start(server: EmbeddedPostgres) -> None:
         server.start()
     except NoPostgres as error:
         raise NoPostgres(f"{error}  In tests, {URL_VARIABLE} names a server instead.") from error
-
-
-def _copies_files(server: Engine) -> bool:
-    return (server.dialect.server_version_info or (0,)) >= ASKED_FROM

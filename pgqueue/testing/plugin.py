@@ -32,8 +32,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Check the marker after the test, and before its fixtures are torn down."""
     yield
-    if (marker := item.get_closest_marker(MARKER)) is not None:
-        _assert_no_pending(item, str(marker.args[0] if marker.args else SESSION))
+    if (marker := item.get_closest_marker(MARKER)) is None:
+        return
+    name = str(marker.args[0] if marker.args else SESSION)
+    session = getattr(item, "funcargs", {}).get(name)
+    if session is None:
+        pytest.fail(f"{MARKER}: the test does not use the fixture {name!r}", pytrace=False)
+    left = enqueued(session)
+    if left:
+        lines = [f"  job {job.id} {job.task}: {job.args}, to run at {job.run_at}" for job in left]
+        wait = "1 job waits" if len(left) == 1 else f"{len(left)} jobs wait"
+        pytest.fail("\n".join([f"{wait} at the end of the test:", *lines]), pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -109,14 +118,3 @@ def pgqueue_database(
         with pgqueue_queue.bound_to(engine):
             yield engine
         engine.dispose()
-
-
-def _assert_no_pending(item: pytest.Item, name: str) -> None:
-    session = getattr(item, "funcargs", {}).get(name)
-    if session is None:
-        pytest.fail(f"{MARKER}: the test does not use the fixture {name!r}", pytrace=False)
-    left = enqueued(session)
-    if left:
-        lines = [f"  job {job.id} {job.task}: {job.args}, to run at {job.run_at}" for job in left]
-        wait = "1 job waits" if len(left) == 1 else f"{len(left)} jobs wait"
-        pytest.fail("\n".join([f"{wait} at the end of the test:", *lines]), pytrace=False)

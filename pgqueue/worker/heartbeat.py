@@ -126,7 +126,13 @@ class Heartbeat(Loop):
         asked_at = time.monotonic()
         beat = workers.beat(identity.worker_id)
         if beat is None:
-            self._die()
+            worker_id = identity.worker_id
+            logger.error("worker %s was declared dead by another; its jobs are given up", worker_id)
+            self.registered.clear()
+            identity.be_reborn()
+            self._on_death()
+            # This connection holds the lock of the old id; a new connection starts without it.
+            self.reconnecting.close()
         else:
             if beat.is_quiet and not identity.is_quiet:
                 logger.info("worker %s is quiet: it claims no more jobs", identity.worker_id)
@@ -140,18 +146,6 @@ class Heartbeat(Loop):
         return min(sent_at + BEAT, self._witness.next_verdict_at) - time.monotonic()
 
     def end(self) -> None:
-        self.reconnecting.attempt(self._leave)
-
-    def _die(self) -> None:
-        logger.error(
-            "worker %s was declared dead by another; its jobs are given up", self.identity.worker_id
-        )
-        self.registered.clear()
-        self.identity.be_reborn()
-        self._on_death()
-        # This connection holds the lock of the old id; a new connection starts without it.
-        self.reconnecting.close()
-
-    def _leave(self, connection: Connection) -> None:
+        worker_id = self.identity.worker_id
         if self.registered.is_set():
-            Workers(connection).deregister(self.identity.worker_id)
+            self.reconnecting.attempt(lambda line: Workers(line).deregister(worker_id))
