@@ -184,19 +184,25 @@ class OpenClaim:
             return
         claimed, args, waited = found
         job = ClaimedJob(self._tasks[claimed.task], claimed, args, given, self._layers)
-        transaction, began = session.get_transaction(), time.monotonic()
+        began = time.monotonic()
         outcome: Outcome
+
+        def transactions() -> tuple[object, object]:
+            # Code may end that of the connection behind the Session's back.
+            return session.get_transaction(), connection.get_transaction()
+
+        at_start = transactions()
         try:
             with session.begin_nested():
                 yield job
-                if session.get_transaction() is not transaction:
+                if transactions() != at_start:
                     raise PgQueueError("nothing was settled")
                 session.flush()
                 outcome = outcome_of(job.task, claimed, job.result)
                 is_kept = not self._retention.deletes_at_once(claimed.task, claimed.queue)
                 job_outcome = settle_in_transaction(attempts, claimed, outcome, is_kept=is_kept)
         except Exception as error:
-            if session.get_transaction() is not transaction:
+            if transactions() != at_start:
                 raise PgQueueError(
                     f"{WHERE}: the transaction has ended inside of the `with` block, so job "
                     f"{job.job_id} was not settled; commit after the block.  If it was committed, "

@@ -244,7 +244,16 @@ def _write_and_raise(session: Session, error: type[BaseException]) -> None:
     raise error
 
 
-@pytest.mark.parametrize("end", [Session.commit, Session.rollback])
+@pytest.mark.parametrize(
+    "end",
+    [
+        Session.commit,
+        Session.rollback,
+        lambda session: session.connection().commit(),
+        lambda session: session.connection().rollback(),
+    ],
+    ids=["commit", "rollback", "commit of the connection", "rollback of the connection"],
+)
 def test_a_block_that_ends_the_transaction_is_told_so(
     queue: PgQueue, end: Callable[[Session], None]
 ) -> None:
