@@ -156,7 +156,7 @@ Executor = Engine | Connection | Session
 def enqueue(executor: Executor, *, key: str | None = None, **options: Any) -> int:
     """Enqueue one job through the repository; its id, or that of the job with the key."""
     with _transaction_of(executor) as transaction:
-        found = Enqueues(transaction).enqueue(_new_job(options), args="{}", unique_key=key)
+        found = Enqueues(transaction).enqueue(_new_job(options), "{}", unique_key=key)
     return found if isinstance(found, int) else found.id
 
 

@@ -19,9 +19,7 @@ def enqueues_keys_in_any_order(patch: Patch) -> None:
     """A batch with unique keys is inserted in the order given, not in that of its keys."""
 
     def in_given_order(enqueues: Enqueues, new: NewJob, written: Any, *_: Any) -> list[int]:
-        keys = written.unique_keys
-        placed = enqueues.enqueue_unique_chunk(new, payloads=written.args, keys=keys)
-        return [job.id for job in placed]
+        return [job.id for job in enqueues.enqueue_unique_chunk(new, written.rows)]
 
     patch.set(task, "_enqueue_unique", in_given_order)
 

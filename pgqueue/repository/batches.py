@@ -563,7 +563,8 @@ class Batches:
         if row is None:
             return None
         waited_for, on_success, on_failure, on_cancelled = row
-        counts = Counts(0, 0, 0, 0, self._next_unfinished(batch_id, waited_for or 0))
+        found = self._run(next_unfinished(), batch_id, after=waited_for or 0)
+        counts = Counts(0, 0, 0, 0, found.scalar())
         if counts.first_unfinished is None:
             # Once more from the first job on: one may have been requeued, or added behind.
             counts = Counts(*self._run(count_jobs(), batch_id).one())
@@ -604,10 +605,6 @@ class Batches:
         found = self._run(prune_batch(), batch_id, **_rules_of(retention), size=size)
         return int(found.scalar_one())
 
-    def _next_unfinished(self, batch_id: int, after: int) -> int | None:
-        found: int | None = self._run(next_unfinished(), batch_id, after=after).scalar()
-        return found
-
     def _end(
         self,
         batch_id: int,
@@ -621,7 +618,7 @@ class Batches:
         if document is not None:
             callback = Callback.of(document, notify=notify)
             enqueued = Enqueues(self._executor).enqueue(
-                callback.new, args=callback.args, unique_key=None, limit_keys=callback.limit_keys
+                callback.new, callback.args, unique_key=None, limit_keys=callback.limit_keys
             )
             assert isinstance(enqueued, Enqueued), "it has no unique key"
             callback_id = enqueued.id

@@ -310,12 +310,18 @@ class Enqueued(NamedTuple):
     created_at: datetime
 
 
-class Row(NamedTuple):
-    """One row of an enqueue with unique keys."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one job of an enqueue has of its own, in its stored form."""
 
     args: Any
     unique_key: str | None
     limit_keys: str | None = None
+
+    def values(self) -> dict[str, Any]:
+        """The columns of the job."""
+        keys = {"unique_key": self.unique_key, "limit_keys": self.limit_keys}
+        return {"args": self.args, **keys}
 
 
 class Placed(NamedTuple):
@@ -353,9 +359,11 @@ class Enqueues:
         return [None if key is None else f"{KEY_OF_PERIOD}{begins_at}:{key}" for key in keys]
 
     def enqueue(
-        self, new: NewJob, *, args: str, unique_key: str | None, limit_keys: str | None = None
+        self, new: NewJob, text: str, *, unique_key: str | None, limit_keys: str | None = None
     ) -> Enqueued | KeyHolder:
         """Insert a job; returns the values that the database chose, or the job that holds the key.
+
+        ``text``: its arguments as JSON.
 
         Use :meth:`enqueue_unique_chunk` for an enqueue that may change the holder.
         """
@@ -367,7 +375,7 @@ class Enqueues:
             limited=limit_keys is not None,
             across=is_across_queues(unique_key),
         )
-        parameters = {**new.parameters(), "args": args}
+        parameters = {**new.parameters(), "args": text}
         if limit_keys is not None:
             parameters["limit_keys"] = limit_keys
         if unique_key is None:
@@ -390,25 +398,14 @@ class Enqueues:
         # Identity values are drawn in the order of the array.
         return sorted(row[0] for row in rows)
 
-    def enqueue_unique_chunk(
-        self,
-        new: NewJob,
-        *,
-        payloads: Sequence[Any],
-        keys: Sequence[str | None],
-        limit_keys: Sequence[str | None] = (),
-    ) -> list[Placed]:
+    def enqueue_unique_chunk(self, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
         """Insert a chunk of jobs with unique keys; for a taken key, return the job that holds it.
 
         The keys must be in ascending order, so that two callers that use the same keys cannot
         deadlock.  If the enqueue may change holders, each key must occur only once.
         """
         if new.changes_holder:
-            return _enqueue_or_change(
-                self._executor, new, [Row(*row) for row in zip(payloads, keys, strict=True)]
-            )
-        all_limit_keys = limit_keys or [None] * len(keys)
-        rows = [Row(*row) for row in zip(payloads, keys, all_limit_keys, strict=True)]
+            return _enqueue_or_change(self._executor, new, rows)
         return self._enqueue_in_order(new, rows)
 
     def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
@@ -441,8 +438,8 @@ class Enqueues:
             limited=rows[0].limit_keys is not None,
             across=any(is_across_queues(row.unique_key) for row in rows),
         )
-        documents = json.dumps([row._asdict() for row in rows])
-        written = self._executor.execute(statement, {**new.parameters(), "documents": documents})
+        parameters = {**new.parameters(), **_documents(rows)}
+        written = self._executor.execute(statement, parameters)
         without_key: list[int] = []
         created: dict[str, Placed] = {}
         held: dict[str, Placed] = {}
@@ -457,7 +454,8 @@ class Enqueues:
             holder_of = holders(self._executor, new.queue, sorted(taken))
             held |= {key: Placed(holder.id, is_new=False) for key, holder in holder_of.items()}
         placed = {**held, **created}
-        return [next(keyless) if key is None else placed.get(key) for _, key, _ in rows]
+        keys = [row.unique_key for row in rows]
+        return [next(keyless) if key is None else placed.get(key) for key in keys]
 
     def dispatch(self, job_id: int, *, unique: bool, notify: bool, limited: bool) -> Enqueued:
         """Insert the message of a job that a flush has just inserted."""
@@ -508,7 +506,8 @@ def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> 
             holder_of = holders(executor, new.queue, unchanged)
             placed |= {key: Placed(holder.id, is_new=False) for key, holder in holder_of.items()}
     keyless = iter(without_key)
-    return [next(keyless) if key is None else placed[key] for _, key, _ in rows]
+    keys = [row.unique_key for row in rows]
+    return [next(keyless) if key is None else placed[key] for key in keys]
 
 
 def _missing(rows: Sequence[Row], placed: dict[str, Placed]) -> list[Row]:
@@ -555,7 +554,7 @@ def _names_and_documents(new: NewJob, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _documents(rows: Sequence[Row]) -> dict[str, str]:
-    return {"documents": json.dumps([row._asdict() for row in rows])}
+    return {"documents": json.dumps([row.values() for row in rows])}
 
 
 def key_never_free(new: NewJob, unique_key: str | None) -> DuplicateJob:

@@ -11,6 +11,7 @@ from pgqueue.arguments.payload import Payload, in_batch
 from pgqueue.arguments.text import LARGEST_TEXT
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
 from pgqueue.options import Options, refuse_unknown_secrets, refuse_wrong_renames
+from pgqueue.repository.enqueue import Row
 from pgqueue.rules.limits import LimitKeys
 from pgqueue.rules.unique import Unique, names_wanted_by, storable_key
 
@@ -21,24 +22,19 @@ DIGITS_OF_DIGEST = 32
 """128 bits: no two values of an application have the same digest by chance."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written(Row):
     """The stored form of one call: its arguments as JSON data and as JSON text, and its keys."""
 
-    args: dict[str, Any]
     text: str
-    unique_key: str | None
-    limit_keys: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
     """The stored form of many calls; ``texts`` has one JSON array of arguments per statement."""
 
-    args: list[dict[str, Any]]
+    rows: list[Row]
     texts: list[str]
-    unique_keys: list[str | None]
-    limit_keys: list[str | None]
     per_statement: int
     """How many calls one statement may enqueue, whichever calls they are."""
 
@@ -66,7 +62,7 @@ class Arguments:
         encoded = self._payload.encode(values)
         text = self._payload.dumps(encoded, max_bytes=max_bytes)
         unique_key = self._unique_keys.of(values, encoded)
-        return Written(encoded, text, unique_key, limits.of(encoded))
+        return Written(encoded, unique_key, limits.of(encoded), text=text)
 
     def of_rows(self, rows: Any, *, limits: LimitKeys, max_bytes: int) -> WrittenRows:
         """Encode all rows before any is stored: if one row is refused, none is stored."""
@@ -78,16 +74,16 @@ class Arguments:
         bound = [self._bound(row, index) for index, row in enumerate(rows)]
         encoded = self._payload.encode_many(bound)
         texts = self._payload.dumps_chunks(encoded, rows=CHUNK, max_bytes=max_bytes)
-        keys: list[str | None] = []
+        written: list[Row] = []
         for index, (values, stored) in enumerate(zip(bound, encoded, strict=True)):
             try:
-                keys.append(self._unique_keys.of(values, stored))
+                key = self._unique_keys.of(values, stored)
             except (ArgumentsError, OptionError, PayloadError) as error:
                 raise type(error)(in_batch(error, index)) from error
+            written.append(Row(stored, key, limits.of(stored)))
         is_small = sum(map(len, texts)) <= LARGEST_TEXT
         sure_to_fit = min(CHUNK, max(1, LARGEST_TEXT // max_bytes))
-        limit_keys = [limits.of(each) for each in encoded]
-        return WrittenRows(encoded, texts, keys, limit_keys, CHUNK if is_small else sure_to_fit)
+        return WrittenRows(written, texts, CHUNK if is_small else sure_to_fit)
 
     def _bound(self, row: Any, index: int) -> dict[str, Any]:
         try:

@@ -248,8 +248,10 @@ class Task(Generic[P, R]):
                     for id in enqueues.enqueue_chunk(new, documents=text)
                 ]
             else:
-                keys = enqueues.held_keys(new, written.unique_keys)
-                written = replace(written, unique_keys=keys)
+                keys = enqueues.held_keys(new, [row.unique_key for row in written.rows])
+                in_period = zip(written.rows, keys, strict=True)
+                unique = [replace(row, unique_key=key) for row, key in in_period]
+                written = replace(written, rows=unique)
                 raises = self._options.conflict != "return"
                 with connection.begin_nested() if raises else nullcontext():
                     job_ids = _enqueue_unique(enqueues, new, written, self._options)
@@ -284,13 +286,11 @@ class Task(Generic[P, R]):
         written, new = self._written(args, kwargs), self._new_now()
         job = Job(
             task=self.name,
-            args=written.args,
             queue=self._options.queue,
             priority=self._options.priority,
             max_attempts=self._options.max_attempts,
             interruptions=0,  # a default of the database would have to be read back
-            unique_key=written.unique_key,
-            limit_keys=written.limit_keys,
+            **written.values(),
             **new.labels,
         )
         job.is_new = True
@@ -381,9 +381,7 @@ class Task(Generic[P, R]):
         if not new.changes_holder:
             return self._insert(enqueues, new, written).id
         self._refuse_autocommit(connection)
-        [placed] = enqueues.enqueue_unique_chunk(
-            new, payloads=[written.args], keys=[written.unique_key]
-        )
+        [placed] = enqueues.enqueue_unique_chunk(new, [written])
         return placed.id
 
     def edited(
@@ -519,12 +517,8 @@ class Task(Generic[P, R]):
         return None if new is None else f"{period}{new}"
 
     def _insert(self, enqueues: Enqueues, new: NewJob, written: Written) -> Enqueued | KeyHolder:
-        return enqueues.enqueue(
-            new,
-            args=written.text,
-            unique_key=written.unique_key,
-            limit_keys=written.limit_keys,
-        )
+        keys = {"unique_key": written.unique_key, "limit_keys": written.limit_keys}
+        return enqueues.enqueue(new, written.text, **keys)
 
     def _in_period(self, connection: Connection, new: NewJob, written: Written) -> Written:
         if new.unique is None or new.unique.period is None:
@@ -550,13 +544,10 @@ class Task(Generic[P, R]):
         return loaded_job(
             *enqueued,
             task=self.name,
-            args=written.args,
             queue=self._new.queue,
             priority=self._new.priority,
             max_attempts=self._new.max_attempts,
-            unique_key=written.unique_key,
-            limit_keys=written.limit_keys,
-            **new.labels,
+            **(written.values() | new.labels),
         )
 
     def _enqueue_or_change(
@@ -566,9 +557,7 @@ class Task(Generic[P, R]):
         self._refuse_autocommit(connection)
         for _ in range(TRIES_FOR_A_KEY):
             with translated_errors():
-                [placed] = Enqueues(connection).enqueue_unique_chunk(
-                    new, payloads=[written.args], keys=[written.unique_key]
-                )
+                [placed] = Enqueues(connection).enqueue_unique_chunk(new, [written])
             if not (placed.is_new or placed.is_changed):
                 check_holder(self._options, placed.id, written.unique_key)
             if (job := placed_job(session, placed)) is not None:
@@ -628,19 +617,14 @@ def _enqueue_unique(
     enqueues: Enqueues, new: NewJob, written: WrittenRows, options: Options
 ) -> list[int]:
     # By ascending key, over all chunks: two callers in opposite orders would deadlock.
-    keys = written.unique_keys
+    keys = [row.unique_key for row in written.rows]
     check_rows(options, keys)
     row_of = rows_to_place(options, keys)
     order = list(dict.fromkeys(row_of.values()))
     job_ids: dict[int, int] = {}
     for start in range(0, len(order), written.per_statement):
         part = order[start : start + written.per_statement]
-        placed = enqueues.enqueue_unique_chunk(
-            new,
-            payloads=[written.args[index] for index in part],
-            keys=[keys[index] for index in part],
-            limit_keys=[written.limit_keys[index] for index in part],
-        )
+        placed = enqueues.enqueue_unique_chunk(new, [written.rows[index] for index in part])
         for index, job in zip(part, placed, strict=True):
             if not (job.is_new or job.is_changed):
                 check_holder(options, job.id, keys[index])

@@ -61,7 +61,7 @@ def put(executor: Any, keys: str = "bank", **more: Any) -> int:
     """Enqueue a job under limits; its id."""
     values = {"queue": "default", "priority": 5, "max_attempts": 10, "notify": False, **more}
     new = NewJob(task=values.pop("task", TASK), **values)
-    return Enqueues(executor).enqueue(new, args="{}", unique_key=None, limit_keys=keys).id
+    return Enqueues(executor).enqueue(new, "{}", unique_key=None, limit_keys=keys).id
 
 
 def put_some(engine: Engine, count: int, keys: str = "bank", **more: Any) -> list[int]:
