@@ -121,7 +121,7 @@ JOB_VERBS = (
             click.option(
                 "--kill",
                 is_flag=True,
-                help="Kill the child processes of running jobs; needs --app.",
+                help="Kill the child processes of running jobs; needs the app.",
             ),
         ),
         statuses=UNFINISHED,

@@ -82,14 +82,14 @@ class Loop(WorkerThread):
         with self._changed:
             if due_at < self._due_at - NEWS:
                 self._due_at = due_at
-                self._changed.notify()
+                self._changed.notify_all()
 
     def stop(self, *, seconds: float) -> None:
         """End the loop; cancels a statement that takes longer."""
         deadline = time.monotonic() + seconds
         with self._changed:
             self.stopping.set()
-            self._changed.notify()
+            self._changed.notify_all()
         if self.is_alive():
             self.join(min(seconds, self.patience))
         if self.is_alive():

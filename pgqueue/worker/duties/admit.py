@@ -19,7 +19,6 @@ from pgqueue.rules.limits import Limited
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.threads import wait_until
 
 SWEEP_EVERY = 10.0
 """Seconds between two sweeps, which delete free places."""
@@ -79,7 +78,10 @@ class Admitter(Loop):
             return False
         wanted = self._begun + 1  # a round that runs now may have read too early
         self.wake()
-        wait_until(lambda: self._ended >= wanted or self.stopping.is_set(), lambda: LAST_ROUND)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ended >= wanted or self.stopping.is_set(), LAST_ROUND
+            )
         return self.admitted != count
 
     def step(self, connection: Connection) -> float:
@@ -105,5 +107,7 @@ class Admitter(Loop):
                 with connection.begin():
                     is_to_sweep = self._rounds.sweep(connection)
         finally:
-            self._ended = self._begun
+            with self._changed:
+                self._ended = self._begun
+                self._changed.notify_all()
         return wait
