@@ -117,7 +117,13 @@ class NewBatch(OpenBatch):
         application: str,
     ) -> None:
         super().__init__(session, f"batch {name}" if name else "batch")
-        self._name = _checked_name(name)
+        if name is not None and not (
+            isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
+        ):
+            raise OptionError(
+                f"batch: name is {shown(name)}; give at most {LONGEST_NAME} printable characters"
+            )
+        self._name = name
         self._application = application
         where = f"{self._where}: "
         self._meta = meta_text(where, checked_meta(where, meta)) if meta else None
@@ -155,13 +161,3 @@ class ExtendedBatch(OpenBatch):
 
     def _end(self, rows: Batches) -> None:
         """Nothing is left: the callbacks are those of the batch."""
-
-
-def _checked_name(name: Any) -> str | None:
-    if name is None or (
-        isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
-    ):
-        return name
-    raise OptionError(
-        f"batch: name is {shown(name)}; give at most {LONGEST_NAME} printable characters"
-    )

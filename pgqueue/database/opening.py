@@ -66,9 +66,14 @@ def own_connection(
 
     ``purpose``: what the worker uses it for, shown in ``pg_stat_activity``.
     """
+    if not hasattr(engine.dialect, "default_isolation_level"):
+        # Make the dialect query the server's properties, through the application's pool.
+        # SQLAlchemy does this at the first connection of a pool, and other threads wait for it only
+        # in the same pool; in another pool they would use a half-initialized dialect.
+        with engine.connect() as connection:
+            connection.detach()  # otherwise it would stay in the pool
     # From a pool of its own: handlers that hold all connections of the application's pool must
     # not keep a worker from its heartbeat.
-    _get_to_know(engine)
     private = Engine(engine.pool.recreate(), engine.dialect, engine.url)
     with private.connect() as connection:
         connection.execution_options(isolation_level=isolation_level)
@@ -76,17 +81,6 @@ def own_connection(
         name = name_of_connection(driver_connection(connection), purpose)
         configure(connection, {**settings, **name})
         yield connection
-
-
-def _get_to_know(engine: Engine) -> None:
-    """Make the dialect query the server's properties, through the application's pool.
-
-    SQLAlchemy does this at the first connection of a pool, and other threads wait for it only in
-    the same pool; in another pool they would use a half-initialized dialect.
-    """
-    if not hasattr(engine.dialect, "default_isolation_level"):
-        with engine.connect() as connection:
-            connection.detach()  # otherwise it would stay in the pool
 
 
 def configure(connection: Connection, settings: Mapping[str, str]) -> None:

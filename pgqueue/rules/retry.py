@@ -106,9 +106,19 @@ class Retry:
     """No retry starts later than this after the start of the first attempt.  None: no limit."""
 
     def __post_init__(self) -> None:
+        function: Any = self.schedule
+        if isinstance(function, Schedule):
+            return
         # Refuse a function with a wrong signature here, not at the first failure of a job.
-        if not isinstance(self.schedule, Schedule):
-            _refuse_other_signatures(self.schedule)
+        if not callable(function):
+            raise OptionError(f"Retry takes a function, not a {type(function).__name__}")
+        try:
+            inspect.signature(function).bind(1, Exception())
+        except (TypeError, ValueError) as error:  # ValueError: some builtins have no signature
+            raise OptionError(
+                f"the retry function {_name_of(function)} cannot be called as function(attempt, "
+                f"error): {error}"
+            ) from None
 
     @classmethod
     def constant(cls, interval: timedelta) -> "Retry":
@@ -224,18 +234,6 @@ def _asked(
         f"{_name_of(function)} {what}",
     )
     return None
-
-
-def _refuse_other_signatures(function: Any) -> None:
-    if not callable(function):
-        raise OptionError(f"Retry takes a function, not a {type(function).__name__}")
-    try:
-        inspect.signature(function).bind(1, Exception())
-    except (TypeError, ValueError) as error:  # ValueError: some builtins have no signature
-        raise OptionError(
-            f"the retry function {_name_of(function)} cannot be called as function(attempt, "
-            f"error): {error}"
-        ) from None
 
 
 def _at_most(cap: timedelta, *, seconds: float) -> timedelta:

@@ -305,17 +305,31 @@ class Claimer(Loop):
                 self._runtime.ledger.done(claimed, Released())
 
     def _after_no_message(self, attempts: Attempts, *, was_idle: bool, admitted: int) -> None:
+        """Sleep until a job may be due, or end if no job is left."""
         runtime = self._runtime
         if runtime.buffer.heap:
             self._wait_for_room()
-        elif self._until_empty:
+            return
+        if self._until_empty:
             # A job leaves in_flight after its enqueues are committed, so none of them is missed.
             if was_idle and self._leaves_nothing(attempts, admitted):
                 self.finished.set()
             else:
                 runtime.buffer.room.wait(UNTIL_SETTLED)
+            return
+        self._empty_claims += 1
+        if self._false_alarms > FALSE_ALARMS:
+            self.stopping.wait(PAUSE)
+        if self._armed_at is None and self._empty_claims <= len(BRIEF):
+            self._wait_for_notification(BRIEF[self._empty_claims - 1])
+        # Arm at each sleep: the connection that held the sleepers' lock may have been replaced.
+        elif self._listener.arm() or self._armed_at is None:
+            # Claim once more: transactions committed before the lock did not notify.
+            self._armed_at = time.monotonic()
         else:
-            self._fall_asleep(attempts)
+            # Jobs that are due could not be claimed: sleep only until the next one is due.
+            pairs = self._cursors.pairs(paused=self._runtime.identity.closed)
+            self._sleep_until_due(attempts.upcoming(pairs, tasks=self._runtime.open_tasks))
 
     def _leaves_nothing(self, attempts: Attempts, admitted: int) -> bool:
         """Look for new queues, admit waiting jobs and end batches; whether none has made a job.
@@ -339,22 +353,6 @@ class Claimer(Loop):
         finally:
             connection.close()
         return ended == 0  # ``ended`` is None if the database is away
-
-    def _fall_asleep(self, attempts: Attempts) -> None:
-        """Sleep after a claim that found nothing, until a job may be due."""
-        self._empty_claims += 1
-        if self._false_alarms > FALSE_ALARMS:
-            self.stopping.wait(PAUSE)
-        if self._armed_at is None and self._empty_claims <= len(BRIEF):
-            self._wait_for_notification(BRIEF[self._empty_claims - 1])
-        # Arm at each sleep: the connection that held the sleepers' lock may have been replaced.
-        elif self._listener.arm() or self._armed_at is None:
-            # Claim once more: transactions committed before the lock did not notify.
-            self._armed_at = time.monotonic()
-        else:
-            # Jobs that are due could not be claimed: sleep only until the next one is due.
-            pairs = self._cursors.pairs(paused=self._runtime.identity.closed)
-            self._sleep_until_due(attempts.upcoming(pairs, tasks=self._runtime.open_tasks))
 
     def _poll(self, attempts: Attempts) -> Upcoming | None:
         """Read whether a job is due; None if a claim must find out.

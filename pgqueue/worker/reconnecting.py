@@ -161,16 +161,13 @@ class ReconnectingConnection:
                     self.close()
             else:
                 self.close()
-            self._log_refusal(error)
+            # Once, then every ``REPEAT`` seconds.
+            remedies = {GRANT_AGAIN: lacks_right(error), MORE_CONNECTIONS: is_crowded(error)}
+            message = "; ".join([words_of(error), *filter(remedies.get, remedies)])
+            is_news = message != self._refused or time.monotonic() - self._refused_at >= REPEAT
+            level = logging.ERROR if is_news else logging.DEBUG
+            logger.log(level, "%s: the database refuses: %s", self.name, message)
+            if is_news:
+                self._refused, self._refused_at = message, time.monotonic()
         self._stopping.wait(self._wait * random.uniform(0.5, 1.0))  # noqa: S311  # not a secret
         self._wait = min(2 * self._wait, self._longest_wait)
-
-    def _log_refusal(self, error: Exception) -> None:
-        """Log a refused statement: once, then every ``REPEAT`` seconds."""
-        remedies = {GRANT_AGAIN: lacks_right(error), MORE_CONNECTIONS: is_crowded(error)}
-        message = "; ".join([words_of(error), *filter(remedies.get, remedies)])
-        is_news = message != self._refused or time.monotonic() - self._refused_at >= REPEAT
-        level = logging.ERROR if is_news else logging.DEBUG
-        logger.log(level, "%s: the database refuses: %s", self.name, message)
-        if is_news:
-            self._refused, self._refused_at = message, time.monotonic()
