@@ -33,10 +33,17 @@ class Written(Row):
 class WrittenRows:
     """The stored form of many calls; ``texts`` has one JSON array of arguments per statement."""
 
-    rows: list[Row]
+    args: list[dict[str, Any]]
     texts: list[str]
+    unique_keys: list[str | None]
+    limit_keys: list[str | None]
     per_statement: int
     """How many calls one statement may enqueue, whichever calls they are."""
+
+    def rows(self, held_keys: Iterable[str | None]) -> list[Row]:
+        """Each call, with its unique key as the job holds it."""
+        each = zip(self.args, held_keys, self.limit_keys, strict=True)
+        return [Row(*values) for values in each]
 
 
 class Arguments:
@@ -74,16 +81,16 @@ class Arguments:
         bound = [self._bound(row, index) for index, row in enumerate(rows)]
         encoded = self._payload.encode_many(bound)
         texts = self._payload.dumps_chunks(encoded, rows=CHUNK, max_bytes=max_bytes)
-        written: list[Row] = []
+        keys: list[str | None] = []
         for index, (values, stored) in enumerate(zip(bound, encoded, strict=True)):
             try:
-                key = self._unique_keys.of(values, stored)
+                keys.append(self._unique_keys.of(values, stored))
             except (ArgumentsError, OptionError, PayloadError) as error:
                 raise type(error)(in_batch(error, index)) from error
-            written.append(Row(stored, key, limits.of(stored)))
         is_small = sum(map(len, texts)) <= LARGEST_TEXT
         sure_to_fit = min(CHUNK, max(1, LARGEST_TEXT // max_bytes))
-        return WrittenRows(written, texts, CHUNK if is_small else sure_to_fit)
+        limit_keys = [limits.of(each) for each in encoded]
+        return WrittenRows(encoded, texts, keys, limit_keys, CHUNK if is_small else sure_to_fit)
 
     def _bound(self, row: Any, index: int) -> dict[str, Any]:
         try:

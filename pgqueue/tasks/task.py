@@ -30,6 +30,7 @@ from pgqueue.repository.enqueue import (
     Enqueues,
     KeyHolder,
     NewJob,
+    Row,
     key_never_free,
 )
 from pgqueue.repository.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
@@ -37,7 +38,7 @@ from pgqueue.repository.jobs import JobValues
 from pgqueue.repository.tables import clock
 from pgqueue.rules.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.rules.unique import split_period
-from pgqueue.tasks.binding import Arguments, Written, WrittenRows
+from pgqueue.tasks.binding import Arguments, Written
 from pgqueue.tasks.delaying import warn_of_open_transaction
 from pgqueue.tasks.duplicates import check_holder, check_rows, rows_to_place
 from pgqueue.tasks.finishing import PlainFinishing
@@ -248,13 +249,12 @@ class Task(Generic[P, R]):
                     for id in enqueues.enqueue_chunk(new, documents=text)
                 ]
             else:
-                keys = enqueues.held_keys(new, [row.unique_key for row in written.rows])
-                in_period = zip(written.rows, keys, strict=True)
-                unique = [replace(row, unique_key=key) for row, key in in_period]
-                written = replace(written, rows=unique)
+                written_rows = written.rows(enqueues.held_keys(new, written.unique_keys))
                 raises = self._options.conflict != "return"
                 with connection.begin_nested() if raises else nullcontext():
-                    job_ids = _enqueue_unique(enqueues, new, written, self._options)
+                    job_ids = _enqueue_unique(
+                        enqueues, new, written_rows, written.per_statement, self._options
+                    )
         collect(target, job_ids)
         return job_ids
 
@@ -614,17 +614,17 @@ def _for_connection(new: NewJob, connection: Connection) -> NewJob:
 
 
 def _enqueue_unique(
-    enqueues: Enqueues, new: NewJob, written: WrittenRows, options: Options
+    enqueues: Enqueues, new: NewJob, rows: list[Row], per_statement: int, options: Options
 ) -> list[int]:
     # By ascending key, over all chunks: two callers in opposite orders would deadlock.
-    keys = [row.unique_key for row in written.rows]
+    keys = [row.unique_key for row in rows]
     check_rows(options, keys)
     row_of = rows_to_place(options, keys)
     order = list(dict.fromkeys(row_of.values()))
     job_ids: dict[int, int] = {}
-    for start in range(0, len(order), written.per_statement):
-        part = order[start : start + written.per_statement]
-        placed = enqueues.enqueue_unique_chunk(new, [written.rows[index] for index in part])
+    for start in range(0, len(order), per_statement):
+        part = order[start : start + per_statement]
+        placed = enqueues.enqueue_unique_chunk(new, [rows[index] for index in part])
         for index, job in zip(part, placed, strict=True):
             if not (job.is_new or job.is_changed):
                 check_holder(options, job.id, keys[index])
