@@ -31,7 +31,8 @@ class UnknownOption(PgQueueError, TypeError):
 
 
 class DuplicateJob(PgQueueError):
-    """Another unfinished job of this queue holds the unique key."""
+    """Another unfinished job holds the unique key: one of the same queue, or of any queue if the
+    key is one across queues."""
 
     holder: int | None = None
     """The id of the job that holds the key.  None after a failed flush, which cannot look it up,

@@ -185,6 +185,14 @@ class TestStatus:
         assert first.split()[:3] == ["default", "2", "0"]
         assert second.startswith("mail (paused)")
 
+    def test_a_blocked_job_ages_its_queue(self, queue: PgQueue) -> None:
+        queue.task(name="sync", queue="crm", limit=Limit(1))(lambda: None).delay()
+
+        [crm] = document(queue, "status")["queues"]
+
+        assert (crm["jobs"]["blocked"], crm["jobs"]["pending"]) == (1, 0)
+        assert crm["oldest_due_age"] > 0
+
     def test_beside_many_jobs_the_succeeded_are_counted_only_when_asked(
         self, queue: PgQueue, engine: Engine
     ) -> None:

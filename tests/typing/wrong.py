@@ -52,7 +52,7 @@ def wrong_options() -> None:
     pay.options(dely=timedelta(hours=1))  # E: call-arg
     pay.options(delay=60)  # E: arg-type
     pay.options(priority="high")  # E: arg-type
-    pay.options(timeout=timedelta(hours=1))  # E: call-arg
+    pay.options(executor="process")  # E: call-arg
 
     @queue.task(max_attempt=3)  # E: call-overload
     def misspelt() -> None: ...

@@ -65,6 +65,16 @@ class TestPairs:
         assert {pair.queue for pair in cursors.pairs(paused=["a"])} == {"b"}
         assert cursors.pairs(paused=["a", "b"]) == []
 
+    def test_a_queue_that_is_served_again_has_them_at_its_start(self) -> None:
+        cursors = ClaimCursors(["a", "b"])
+        cursors.advance(cursors.pairs(), claim(), limit=1)
+
+        cursors.serve(["b"])
+        cursors.serve(["a", "b"])
+
+        places = {pair.queue: (pair.run_at, pair.message_id) for pair in cursors.pairs()}
+        assert places == {"a": START, "b": QUIET}
+
 
 class TestAdvance:
     def test_after_a_full_claim_the_last_pair_goes_on_behind_its_last_row(self) -> None:
