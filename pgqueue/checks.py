@@ -12,6 +12,7 @@ Check = Callable[[Any], str | None]
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
+VERSION = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{0,200}")
 FIRST_RUN_AT = datetime(2000, 1, 1, tzinfo=UTC)
 LAST_RUN_AT = datetime(9999, 12, 31, tzinfo=UTC)
 AT_ONCE = timedelta(0)
@@ -38,6 +39,11 @@ def check_application(name: Any) -> None:
         raise OptionError(
             f"PgQueue: application is {name!r}; give a name of 1 to 64 letters, digits or _ . : -"
         )
+
+
+def check_version(version: Any) -> None:
+    if not isinstance(version, str) or not VERSION.fullmatch(version):
+        raise OptionError(f"PgQueue: version is {version!r}; give one line of 200 characters")
 
 
 def check_whole(where: str, name: str, value: Any, least: int, most: int) -> None:

@@ -28,6 +28,7 @@ from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch
 from pgqueue.checks import (
     check_application,
     check_queue_name,
+    check_version,
     check_whole,
     checked_id,
     shown,
@@ -84,6 +85,7 @@ class QueueOptions(TypedDict, total=False):
     """The options of :class:`PgQueue`, for subclasses that pass them on."""
 
     application: str
+    version: str
     notify: bool
     max_payload_bytes: int
     keep: Keep | timedelta | None
@@ -106,6 +108,8 @@ class PgQueue(Operations):
     or of those that start in a period; for both, a tuple of two.
     ``application``: the name of this application, if others share the tables.  Workers then pause
     schedules and delete batches of their own application only.
+    ``version``: of the application, for example a tag or a commit.  Workers note when they have
+    first run it, and in which version an error has first occurred (:class:`Deploy`).
     ``secret`` signs the tokens of :meth:`token`.
     """
 
@@ -119,6 +123,7 @@ class PgQueue(Operations):
         queue_keep: Mapping[str, Keep | timedelta | None] | None = None,
         queue_limits: Mapping[str, Limit | Sequence[Limit]] | None = None,
         application: str = "",
+        version: str = "",
         secret: str | None = None,
     ) -> None:
         check_whole("PgQueue: ", "max_payload_bytes", max_payload_bytes, 1024, LARGEST_TEXT)
@@ -127,6 +132,8 @@ class PgQueue(Operations):
         self.tasks: dict[str, Task[..., Any]] = {}
         check_application(application)
         self.application = application
+        check_version(version)
+        self.version = version
         if secret is not None and (not isinstance(secret, str) or not secret):
             raise OptionError("PgQueue: secret is no text, or an empty one; give random characters")
         self._secret = secret

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, ClassVar
 
 from pgqueue.errors import ArgumentsError
@@ -70,6 +71,18 @@ class ErrorReport:
     type: str
     message: str
     traceback: str
+    place: str = ""
+    """The functions of the application through which the error was raised, the handler first; a
+    function of a library is not among them, and one that calls itself is named once."""
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that is the same for errors of one type from one place in the code.
+
+        Neither the message nor a line number counts.  64 bits, with a sign, as a ``bigint``.
+        """
+        digest = sha256(f"{self.type}\n{self.place}".encode()).digest()
+        return int.from_bytes(digest[:8], "big", signed=True)
 
 
 @dataclass(frozen=True, slots=True)

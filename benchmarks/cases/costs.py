@@ -77,7 +77,8 @@ def safety(bench: Bench, size: Size) -> Finding:
     """A drain with one safety feature removed or added, which shows the cost of each."""
     finding = Finding()
     rates: dict[str, list[float]] = {}
-    with bench.arenas(*[PGQUEUE.given(name) for name in CHANGES]) as arenas:
+    systems = [PGQUEUE.given(name, **OPTIONS.get(name, {})) for name in CHANGES]
+    with bench.arenas(*systems) as arenas:
         for arena, statements in zip(arenas, CHANGES.values(), strict=True):
             for statement in statements:
                 arena.sql(statement)
@@ -102,7 +103,9 @@ CHANGES: dict[str, tuple[str, ...]] = {
         "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off',"
         " current_database()); END $$",
     ),
+    "without statistics": (),
 }
+OPTIONS = {"without statistics": {"statistics": False}}
 
 
 def _wal(arena: Arena) -> int:

@@ -3,7 +3,8 @@
 Options: ``handler`` (sync, async, transactional), ``concurrency``, ``notify``, ``poll``,
 ``padding`` (bytes that each payload carries along), ``limit`` (how many jobs of a key run at once),
 ``keys`` (over which the jobs are spread), ``fair`` (whether the keys take turns), ``seconds`` (for
-which each job of a bulk runs), ``batch`` (whether the jobs of a bulk are one batch).
+which each job of a bulk runs), ``batch`` (whether the jobs of a bulk are one batch),
+``statistics`` (whether the worker counts its attempts).
 """
 
 import time
@@ -34,7 +35,7 @@ LIMIT = option("limit", None)
 SECONDS = option("seconds", 0)
 EVERYTHING = "jobs, message_queue, leases, job_attempts, dead_letters"
 EVERYTHING += ", waiting_messages, limit_places, limit_buckets"
-EVERYTHING += ", batches, batch_jobs"
+EVERYTHING += ", batches, batch_jobs, task_minutes, error_groups"
 
 
 if option("handler", "sync") == "sync":
@@ -114,6 +115,7 @@ class PgqueueAdapter(Tables, Adapter):
             queue,
             concurrency=option("concurrency", 10),
             poll_interval=timedelta(seconds=option("poll", 1.0)),
+            statistics=option("statistics", True),
         )
         wait_for_the_others()
         worker.run()

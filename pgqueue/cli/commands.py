@@ -13,7 +13,7 @@ from pgqueue.checks import shown
 from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.doctor import doctor
 from pgqueue.cli.jobs import enqueue, jobs
-from pgqueue.cli.lists import batches, health, limits, status, workers
+from pgqueue.cli.lists import batches, failures, health, limits, stats, status, workers
 from pgqueue.cli.options import APP, URL, verbose_option
 from pgqueue.cli.pauses import pause, resume, set_limit
 from pgqueue.cli.tables import grant, prune, revision, revoke, upgrade
@@ -150,5 +150,6 @@ for command in (
     *(worker, status, workers, health, doctor, quiet),
     *(jobs, enqueue, requeue, run_now, change, cancel),
     *(pause, resume, limits, set_limit, batches, schedules),
+    *(failures, stats),
 ):
     main.add_command(command)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -15,8 +16,11 @@ from sqlalchemy.orm import Session
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.doctor import words_for_overdue, words_for_unknown, words_for_unreadable
 from pgqueue.cli.options import (
+    FILTERS,
     OF_PAGE,
     Decorator,
+    as_span,
+    fingerprint_in_words,
     hint_at_names,
     on_database,
     on_database_with_json,
@@ -28,10 +32,12 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus, PausedTask, QueueSettings
 from pgqueue.redaction import redacted, redacted_data
 from pgqueue.repository.admit import LimitState
+from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.health import Health
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.pages import Pages, PageStart
 from pgqueue.repository.schedules import ScheduleState
+from pgqueue.repository.task_minutes import KEPT, TaskMinutes
 from pgqueue.repository.workers import WorkerState
 from pgqueue.rules.limits import has_own_capacity, rate_in_words
 from pgqueue.terminal import as_data, harmless, print_json, print_table
@@ -103,6 +109,16 @@ def _capacity(limit: LimitState) -> str:
 def _shortened(error: str | None) -> str:
     line = redacted(error or "").strip().partition("\n")[0]
     return line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 3]}..."
+
+
+def _duration(span: timedelta | None) -> str:
+    """A duration with two digits: more of them were not measured."""
+    if span is None:
+        return "-"
+    units = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 0.001))
+    seconds = max(span.total_seconds(), 0.0001)
+    unit, size = next(((unit, size) for unit, size in units if seconds >= size), units[-1])
+    return f"{float(f'{seconds / size:.2g}'):g} {unit}"
 
 
 def _count(status: JobStatus, queue: Mapping[str, Any]) -> str | int:
@@ -276,6 +292,39 @@ BATCHES = View(
 )
 
 
+FAILURES = View(
+    "failures",
+    {
+        "failed": lambda one: one.failed_jobs,
+        "attempts": lambda one: one.attempts,
+        "task": lambda one: one.task,
+        "error": lambda one: f"{one.error_type}: {_shortened(one.message)}",
+        "first": lambda one: local(one.first_at),
+        "last": lambda one: local(one.last_at),
+        "version": lambda one: one.first_version or "-",
+        "job": lambda one: str(one.job_id),
+        "--error": lambda one: fingerprint_in_words(one.fingerprint),
+    },
+    otherwise="No errors.",
+    document=lambda _queue, one: redacted_data(
+        as_data(one) | {"fingerprint": fingerprint_in_words(one.fingerprint)}
+    ),
+)
+
+STATISTICS = View(
+    "stats",
+    {
+        "task": lambda one: one.task,
+        **{name: attrgetter(name) for name in ("ended", "failed", "retried")},
+        "wait p50": lambda one: _duration(one.wait_p50),
+        "wait p95": lambda one: _duration(one.wait_p95),
+        "run p50": lambda one: _duration(one.run_p50),
+        "run p95": lambda one: _duration(one.run_p95),
+    },
+    otherwise="No attempt has ended in this time.",
+)
+
+
 @click.command("list")
 @which_jobs(JobStatus, filters=OF_PAGE)
 @click.option(
@@ -424,4 +473,32 @@ batches = _list_command(
     "List the newest batches with their progress.\n\nCounts the jobs of those that are open.",
     PgQueue.batches,
     click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True),
+)
+failures = _list_command(
+    FAILURES,
+    "List the errors of jobs, those of one kind together, the newest first.\n\n"
+    "Errors are of one kind if they have the same type and were raised by the same functions of "
+    "the application, in the same task.  Shows how many jobs are failed now, how many attempts "
+    "have failed since the first one, the version in which the error was first seen, and one job.  "
+    "`jobs` and `requeue` take the last column as --error.",
+    lambda _queue, session, **words: ErrorGroups(session).newest(**words),
+    FILTERS["task"],
+    click.option("--since", type=as_span, metavar="SPAN", help="Only errors since then, as 1h."),
+    click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True),
+)
+stats = _list_command(
+    STATISTICS,
+    "Show how attempts have ended, and how long they have waited and run, by task.\n\n"
+    "Counts the attempts of workers, ten seconds late.  p50 and p95 are the durations that half "
+    "and 95 % of the attempts did not exceed; they may be wrong by half.",
+    lambda _queue, session, since, task: TaskMinutes(session).since(since, task),
+    FILTERS["task"],
+    click.option(
+        "--since",
+        type=as_span,
+        metavar="SPAN",
+        default="1h",
+        show_default=True,
+        help=f"From when on, as 30m, 1h or {KEPT.days}d, which is the longest.",
+    ),
 )

@@ -100,6 +100,27 @@ def as_page_start(value: str) -> PageStart:
     return Place(*numbers) if value.count("/") == 3 else Gap(*numbers)
 
 
+def as_fingerprint(value: str) -> int:
+    """Parameter type: the kind of an error, as ``pgqueue failures`` prints it."""
+    if not re.fullmatch("[0-9a-f]{16}", value):
+        raise click.BadParameter(f"{value!r} is not an error of `pgqueue failures`")
+    return int.from_bytes(bytes.fromhex(value), "big", signed=True)
+
+
+def fingerprint_in_words(fingerprint: int) -> str:
+    return fingerprint.to_bytes(8, "big", signed=True).hex()
+
+
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def as_span(value: str) -> timedelta:
+    """Parameter type: a time until now."""
+    if (found := re.fullmatch("([0-9]{1,5})([smhd])", value)) is None:
+        raise click.BadParameter(f"{value!r} is not a span of time, as 90s, 30m, 1h or 7d")
+    return timedelta(**{UNITS[found[2]]: int(found[1])})
+
+
 def as_time(value: str) -> datetime:
     """Parameter type: a time with a time zone."""
     try:
@@ -197,6 +218,12 @@ FILTERS = {
         "--older-than",
         type=Seconds(most=LONGEST_AGE),
         help="Only jobs enqueued at least so long ago.",
+    ),
+    "error": click.option(
+        "--error",
+        type=as_fingerprint,
+        metavar="ERROR",
+        help="Only jobs that have failed with this error, as `pgqueue failures` names it.",
     ),
     "before": click.option(
         "--before", type=as_job_id, metavar="ID", help="Only jobs older than this one."

@@ -146,6 +146,11 @@ def as_formatter(
     show_default=True,
     help="Quick jobs to claim before a slot is free for them; 0 claims for free slots only.",
 )
+@click.option(
+    "--statistics/--no-statistics",
+    default=True,
+    help="Whether to count attempts and errors, for `stats` and `failures`.",
+)
 @click.option("--until-empty", is_flag=True, help="Stop when no job is due or running.")
 @click.option(
     "--processes",

@@ -16,9 +16,7 @@ from pgqueue.outcomes import (
     Unreadable,
 )
 from pgqueue.repository.claim import Claimed
-from pgqueue.repository.tables import CRASHED
-
-CRASH = ErrorReport("WorkerCrashed", CRASHED, "")
+from pgqueue.repository.tables import CRASH, CRASHED
 
 
 def event_of(
@@ -31,16 +29,13 @@ def event_of(
 ) -> AttemptEnded:
     """The event of an attempt that is settled; ``ended``: how its job has ended, if it has."""
     end: AttemptEnd | None = None
-    error: ErrorReport | None = None
     match outcome:
         case Exhausted():
-            end, error = AttemptEnd.CRASHED, CRASH
+            end = AttemptEnd.CRASHED
         case Interrupted():
             end = AttemptEnd.INTERRUPTED
         case Retried() | Failed():
-            end, error = outcome.end, outcome.error
-        case Unreadable():
-            error = outcome.error
+            end = outcome.end
     return AttemptEnded(
         job_id=claimed.job_id,
         task=claimed.task,
@@ -50,11 +45,21 @@ def event_of(
         outcome=attempt_outcome(outcome, ended),
         is_final=ended is not None,
         end=end,
-        error=error,
+        error=error_of(outcome),
         waited=waited,
         ran=ran,
         meta=read_meta(claimed.meta),
     )
+
+
+def error_of(outcome: Outcome) -> ErrorReport | None:
+    """The error of an attempt, if its outcome has one."""
+    match outcome:
+        case Exhausted():
+            return CRASH
+        case Retried() | Failed() | Unreadable():
+            return outcome.error
+    return None
 
 
 def since_due(claimed: Claimed, read_at: str) -> timedelta | None:

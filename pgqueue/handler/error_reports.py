@@ -2,10 +2,12 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from traceback import TracebackException
+from traceback import TracebackException, walk_tb
+from types import FrameType, TracebackType
 from typing import Any
 
 from pgqueue.arguments.forms import SPELLED
@@ -23,7 +25,10 @@ MAX_TRACEBACK_BYTES = 32 * 1024
 MAX_RESULT_BYTES = 1024 * 1024
 
 _MAX_TYPE_BYTES = 500
+_MAX_PLACE_BYTES = 2000
 _OURS = "pgqueue."
+_INSTALLED = ("site-packages", "dist-packages")
+"""The directories of installed packages."""
 
 Secrets = Sequence[str]
 Describe = Callable[[BaseException], str]
@@ -42,6 +47,7 @@ def report(error: BaseException, *, secrets: Secrets = ()) -> ErrorReport:
         type=_safely(_type_name, error, _MAX_TYPE_BYTES),
         message=_safely(str, error, MAX_MESSAGE_BYTES, secrets),
         traceback=_safely(_traceback_of, error, MAX_TRACEBACK_BYTES, [*secrets, *lines]),
+        place=_safely(_place_of, error, _MAX_PLACE_BYTES),
     )
 
 
@@ -96,12 +102,51 @@ def _safely(describe: Describe, error: BaseException, max_bytes: int, secrets: S
 
 def _traceback_of(error: BaseException) -> str:
     """Format an error as Python does, from the handler's first frame on."""
-    frames = error.__traceback__
-    while frames and str(frames.tb_frame.f_globals.get("__name__")).startswith(_OURS):
-        frames = frames.tb_next
+    frames = _from_handler(error) or error.__traceback__
     # Never the local variables: they may hold secrets of the application.
-    told = TracebackException(type(error), error, frames or error.__traceback__, compact=True)
+    told = TracebackException(type(error), error, frames, compact=True)
     return "".join(told.format())
+
+
+def _from_handler(error: BaseException) -> TracebackType | None:
+    """The frames of an error's traceback without our own at its beginning."""
+    frames = error.__traceback__
+    while frames and _module_of(frames.tb_frame).startswith(_OURS):
+        frames = frames.tb_next
+    return frames
+
+
+def _place_of(error: BaseException) -> str:
+    """Name the functions of the application that the error has left, each once.
+
+    The application is the package of the handler, and all modules that are neither Python's own
+    nor installed.  Modules are named, not files: the path of a file may change with each deploy.
+    """
+    frames = [frame for frame, _ in walk_tb(_from_handler(error))]
+    if not frames:
+        return ""
+    package = _package_of(frames[0])
+    functions = (
+        f"{_module_of(frame)}:{frame.f_code.co_qualname}"
+        for frame in frames
+        if _package_of(frame) == package or not _is_of_library(frame)
+    )
+    return " > ".join(dict.fromkeys(functions))
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _package_of(frame: FrameType) -> str:
+    return _module_of(frame).partition(".")[0]
+
+
+def _is_of_library(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    is_ours = _module_of(frame).startswith(_OURS)
+    is_python = _package_of(frame) in sys.stdlib_module_names
+    return is_ours or is_python or any(directory in path for directory in _INSTALLED)
 
 
 def _storable(text: str) -> str:

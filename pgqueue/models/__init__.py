@@ -8,6 +8,8 @@ declared only here; the statements on them are in :mod:`pgqueue.repository`.
 from pgqueue.models.base import SCHEMA, Base
 from pgqueue.models.batch import Batch, BatchJob
 from pgqueue.models.dead_letter import DeadLetter
+from pgqueue.models.deploy import Deploy
+from pgqueue.models.error_group import ErrorGroup
 from pgqueue.models.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE, Job
 from pgqueue.models.job_attempt import JobAttempt
 from pgqueue.models.job_status import JobStatus
@@ -20,6 +22,7 @@ from pgqueue.models.paused_task import PausedTask
 from pgqueue.models.queue_settings import QueueSettings
 from pgqueue.models.schedule import Schedule
 from pgqueue.models.schema_version import SchemaVersion
+from pgqueue.models.task_minute import TaskMinute
 from pgqueue.models.unreadable_job import UnreadableJob
 from pgqueue.models.waiting_message import WaitingMessage
 from pgqueue.models.worker_process import WorkerProcess
@@ -44,6 +47,9 @@ __all__ = [
     "LimitSettings",
     "Batch",
     "BatchJob",
+    "TaskMinute",
+    "ErrorGroup",
+    "Deploy",
     "SchemaVersion",
     "DEFAULT_QUEUE",
     "DEFAULT_PRIORITY",

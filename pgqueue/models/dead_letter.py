@@ -19,6 +19,12 @@ class DeadLetter(Base):
     __table_args__ = (
         CheckConstraint("outcome IN ('failed', 'cancelled')", name="dead_letters_outcome"),
         Index("dead_letters_by_outcome", "outcome", "job_id"),
+        Index(
+            "dead_letters_by_error",
+            "fingerprint",
+            "job_id",
+            postgresql_where=text("fingerprint IS NOT NULL"),
+        ),
     )
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
@@ -26,3 +32,6 @@ class DeadLetter(Base):
     queue: Mapped[str]
     task: Mapped[str]
     finished_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
+    fingerprint: Mapped[int | None] = mapped_column(BigInteger)
+    """The error that has failed the job, as :class:`ErrorGroup` has it; NULL for a cancelled job,
+    and for one that code of an older version has ended."""

@@ -85,11 +85,16 @@ class JobFilter:
     """Only jobs with this unique key."""
     older_than: timedelta | None = None
     """Only jobs that were enqueued at least so long ago."""
+    error: int | None = None
+    """Only jobs that have failed with an error of this fingerprint."""
     are_waiting: bool = False
     """Of the pending and blocked jobs, only those that are not due yet."""
 
     def words(self, table: sa.Table, id: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
         """The conditions, without the status, for a table with columns task and queue."""
+        has_error = dead_letters.c.fingerprint == sa.cast(self.error, sa.BigInteger)
+        if table is not dead_letters:
+            has_error = id.in_(sa.select(dead_letters.c.job_id).where(has_error))
         of_batch = sa.select(batch_jobs.c.job_id).where(batch_jobs.c.batch_id == self.batch)
         found = [
             None if self.task is None else table.c.task == sa.cast(self.task, sa.Text),
@@ -97,6 +102,7 @@ class JobFilter:
             None if self.before is None else id < self.before,
             None if self.after is None else id > self.after,
             None if self.batch is None else id.in_(of_batch),
+            None if self.error is None else has_error,
         ]
         of_job: list[sa.ColumnElement[bool] | None] = [
             None if self.tag is None else jobs.c.tags.has_key(sa.cast(self.tag, sa.Text)),

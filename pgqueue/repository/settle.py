@@ -39,9 +39,9 @@ from pgqueue.repository.follow_ups import follow_up_messages
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
-    CRASHED,
+    CRASH,
     FAILED,
-    INTERRUPTED,
+    INTERRUPTION,
     NEWLINE,
     PLACE,
     SPACE,
@@ -93,9 +93,11 @@ SETTLEMENT = (
     sa.column("error_type", sa.Text),
     sa.column("error", sa.Text),
     sa.column("traceback", sa.Text),
+    sa.column("fingerprint", sa.BigInteger),
 )
 """How an attempt has ended, as its worker says it."""
 ERROR = ("error_type", "error", "traceback")
+KEPT_AS_GIVEN = ("snoozed", "max_interruptions", "result", *ERROR, "fingerprint")
 LAST_INTERRUPTION = sa.literal_column("' The job has reached max_interruptions = '", sa.Text)
 
 
@@ -127,7 +129,7 @@ def settle() -> sa.Executable:
             # A crash of the child process counts as a crash of the worker: the job is then
             # claimed alone.
             (gone.c.crashes + given.c.crashed).label("crashes"),
-            *(given.c[name] for name in ("snoozed", "max_interruptions", "result", *ERROR)),
+            *(given.c[name] for name in KEPT_AS_GIVEN),
             waits.label("waits"),
             sa.case((waits, pause), else_=given.c.delay).label("delay"),
             sa.case((waits, KEPT), else_=given.c.burned).label("burned"),
@@ -391,7 +393,10 @@ def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
     return (
         sa.select(job.c.id, job.c.outcome, *columns)
         .add_cte(next_message.cte("next_message"), waiting_message.cte("waiting_message"))
-        .add_cte(bad_attempt.on_conflict_do_nothing().cte("bad_attempt"), _dead_letters_of(job))
+        .add_cte(
+            bad_attempt.on_conflict_do_nothing().cte("bad_attempt"),
+            _dead_letters_of(job, job.c.lease_fingerprint),
+        )
         .add_cte(follow_up_messages(job))
         .add_cte(unreadable.on_conflict_do_nothing().cte("unreadable"), forgotten.cte("readable"))
     )
@@ -410,11 +415,20 @@ def _next_start_counts() -> sa.ColumnElement[bool | None]:
     return sa.case((jobs.c.limit_keys.is_not(None), known.scalar_subquery()))
 
 
-def _dead_letters_of(job: sa.CTE) -> sa.CTE:
-    rows = sa.select(job.c.id, job.c.outcome, job.c.queue, job.c.task, job.c.finished_at).where(
-        job.c.outcome.in_([FAILED, CANCELLED])
-    )
+def _dead_letters_of(job: sa.CTE, fingerprint: sa.ColumnElement[Any] | None = None) -> sa.CTE:
+    """Record the jobs that have ended as failed or cancelled; ``fingerprint``: of their errors."""
     columns = ["job_id", "outcome", "queue", "task", "finished_at"]
+    values: list[sa.ColumnElement[Any]] = [
+        job.c.id,
+        job.c.outcome,
+        job.c.queue,
+        job.c.task,
+        job.c.finished_at,
+    ]
+    if fingerprint is not None:
+        columns.append("fingerprint")
+        values.append(sa.case((job.c.outcome == FAILED, fingerprint)))
+    rows = sa.select(*values).where(job.c.outcome.in_([FAILED, CANCELLED]))
     letters = insert_or_skip(dead_letters).from_select(columns, rows).on_conflict_do_nothing()
     return letters.cte("letter")
 
@@ -582,15 +596,15 @@ def _row_of(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:  # noqa: C901
             cancelled = {"ending": "cancelled", "end": AttemptEnd.CANCELLED}
             return {**row, **cancelled, "error": reason or None}
         case Interrupted(most):
-            report = ErrorReport("Interrupted", INTERRUPTED, "")
-            interrupted = _error(report, AttemptEnd.INTERRUPTED)
+            interrupted = _error(INTERRUPTION, AttemptEnd.INTERRUPTED)
             return {**unburned, "max_interruptions": most, **interrupted}
         case Snoozed(delay):
             return {**unburned, "snoozed": 1, "delay": _seconds(delay)}
         case Released():
             return unburned
         case Exhausted():
-            return {**unburned, "ending": "failed", "error": CRASHED}
+            crash = {"error": CRASH.message, "fingerprint": CRASH.fingerprint}
+            return {**unburned, "ending": "failed", **crash}
         case Expired(reason):
             return {**unburned, "ending": "cancelled", "error": reason}
     assert_never(outcome)
@@ -609,4 +623,5 @@ def _error(error: ErrorReport, end: AttemptEnd) -> dict[str, Any]:
         "error_type": error.type,
         "error": error.message,
         "traceback": error.traceback,
+        "fingerprint": error.fingerprint,
     }

@@ -13,6 +13,8 @@ from pgqueue.models import (
     Batch,
     BatchJob,
     DeadLetter,
+    Deploy,
+    ErrorGroup,
     Job,
     JobAttempt,
     Lease,
@@ -23,10 +25,12 @@ from pgqueue.models import (
     PausedTask,
     QueueSettings,
     Schedule,
+    TaskMinute,
     UnreadableJob,
     WaitingMessage,
     WorkerProcess,
 )
+from pgqueue.outcomes import ErrorReport
 from pgqueue.rules.unique import KEY_ACROSS_QUEUES, KEY_OF_PERIOD
 
 
@@ -50,6 +54,9 @@ limits = _table(LimitSettings)
 limit_buckets = _table(LimitBucket)
 batches = _table(Batch)
 batch_jobs = _table(BatchJob)
+task_minutes = _table(TaskMinute)
+error_groups = _table(ErrorGroup)
+deploys = _table(Deploy)
 
 AS_IT_STANDS: sa.ColumnElement[Any] = sa.literal_column("0")
 """An OFFSET that keeps the planner from reordering a sub-query: one probe by key for each row."""
@@ -64,7 +71,9 @@ FAILED = sa.literal_column("'failed'", sa.Text)
 CANCELLED = sa.literal_column("'cancelled'", sa.Text)
 
 CRASHED = "The worker that ran this attempt died, or was cut off from the database."
+CRASH = ErrorReport("WorkerCrashed", CRASHED, "")
 INTERRUPTED = "The worker was stopped, and the handler did not end within the grace period."
+INTERRUPTION = ErrorReport("Interrupted", INTERRUPTED, "")
 
 
 def lock_key(purpose: str) -> int:
@@ -215,11 +224,12 @@ def delete_unlocked(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.
 
 
 def crash_words() -> list[sa.ColumnElement[Any]]:
-    """The outcome, error type and message of a crashed attempt."""
+    """The outcome, error type, message and fingerprint of a crashed attempt."""
     return [
         sa.literal_column("'crashed'").label("end"),
-        sa.literal_column("'WorkerCrashed'").label("error_type"),
-        sa.literal(CRASHED, sa.Text).label("error"),
+        sa.literal_column(f"'{CRASH.type}'").label("error_type"),
+        sa.literal(CRASH.message, sa.Text).label("error"),
+        sa.literal_column(f"'{CRASH.fingerprint}'::bigint", sa.BigInteger).label("fingerprint"),
     ]
 
 

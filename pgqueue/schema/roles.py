@@ -72,6 +72,9 @@ WORKER: Rights = {
     "limit_buckets": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
     "batches": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
     "batch_jobs": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
+    "task_minutes": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "error_groups": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "deploys": dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT),
 }
 DASHBOARD: Rights = {
     **VERSION,
@@ -106,6 +109,9 @@ DASHBOARD: Rights = {
     "limit_buckets": {"SELECT": ALL_OF_IT},
     "batches": {"SELECT": ALL_OF_IT},
     "batch_jobs": {"SELECT": ALL_OF_IT},
+    "task_minutes": {"SELECT": ALL_OF_IT},
+    "error_groups": {"SELECT": ALL_OF_IT},
+    "deploys": {"SELECT": ALL_OF_IT},
     "limits": {**dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT), "UPDATE": "capacity"},
     "leases": {**dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT), "UPDATE": "started_at"},
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),

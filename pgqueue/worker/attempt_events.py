@@ -9,11 +9,13 @@ from queue import SimpleQueue
 
 from pgqueue import redaction
 from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome
-from pgqueue.handler.ended import CRASH, event_of, since_due
+from pgqueue.handler.ended import event_of
 from pgqueue.meta import read_meta
 from pgqueue.outcomes import AttemptEnd, Outcome
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.rescue import Rescued
+from pgqueue.repository.tables import CRASH
+from pgqueue.worker.server_clock import ServerClock
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
@@ -25,12 +27,12 @@ MOST = 100_000
 class AttemptEvents(WorkerThread):
     """Calls each callback with each event, one at a time."""
 
-    def __init__(self, callbacks: Sequence[AttemptCallback]) -> None:
+    def __init__(self, callbacks: Sequence[AttemptCallback], clock: ServerClock) -> None:
         super().__init__(name="events")
         self._callbacks = callbacks
+        self._clock = clock
         self._waiting: SimpleQueue[AttemptEnded | None] = SimpleQueue()
         self._dropped = 0
-        self._read_at: tuple[str, float] | None = None
 
     def work(self) -> None:
         while (event := self._waiting.get()) is not None:
@@ -45,10 +47,6 @@ class AttemptEvents(WorkerThread):
         if self._dropped or self.is_alive():
             left = self._dropped + self._waiting.qsize()
             logger.warning("%d events were not passed on: the callbacks are too slow", left)
-
-    def read_clock(self, read_at: str, began: float) -> None:
-        """Note what PostgreSQL's clock showed at a moment of this process's own clock."""
-        self._read_at = read_at, began
 
     def ended(
         self,
@@ -66,12 +64,8 @@ class AttemptEvents(WorkerThread):
         if times is not None:
             started_at, ended_at = times
             ran = timedelta(seconds=ended_at - started_at)
-            if self._read_at is not None:
-                # By the clock of the last claim: PostgreSQL's and this machine's need not agree.
-                read_at, began = self._read_at
-                due_for = since_due(claimed, read_at)
-                if due_for is not None:
-                    waited = max(due_for + timedelta(seconds=started_at - began), timedelta(0))
+            seconds = self._clock.waited(claimed, started_at)
+            waited = None if seconds is None else timedelta(seconds=seconds)
         self._put(event_of(claimed, outcome, job_outcome, waited=waited, ran=ran))
 
     def rescued(self, attempts: Iterable[Rescued]) -> None:

@@ -225,8 +225,9 @@ class Claimer(Loop):
             cursors.swept(began=began, ended=self.looked_at)
         cursors.advance(pairs, claim, limit=limit)
         self._prefetch.claimed(taken=claim.taken, left=claim.left, limit=limit, is_ahead=ahead)
-        if runtime.events is not None:
-            runtime.events.read_clock(claim.read_at, began)
+        runtime.clock.read(claim.read_at, began)
+        if claim.rows and runtime.statistics is not None:
+            runtime.statistics.claimed(len(claim.rows))
         if claim.rows:
             self._empty_claims = self._false_alarms = 0
         if self._prefetch.was_full:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from pgqueue.checks import check_queue_or_pattern, check_whole
+from pgqueue.checks import check, check_queue_or_pattern, check_whole, instance
 from pgqueue.errors import OptionError
 from pgqueue.rules.served_queues import is_pattern
 from pgqueue.worker.job_log import LogJobs
@@ -29,6 +29,7 @@ class WorkerConfig:
     age_after: timedelta | None = None
     max_jobs_per_child: int = MAX_JOBS_PER_CHILD
     ahead: int = AHEAD
+    statistics: bool = True
 
 
 def checked_config(
@@ -40,6 +41,7 @@ def checked_config(
     age_after: timedelta | None = None,
     max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
     ahead: int = AHEAD,
+    statistics: bool = True,
 ) -> WorkerConfig:
     if isinstance(queues, str) or not queues:
         raise OptionError(
@@ -62,6 +64,7 @@ def checked_config(
             )
     check_whole("", "max_jobs_per_child", max_jobs_per_child, 1, MOST_JOBS_PER_CHILD)
     check_whole("", "ahead", ahead, 0, MOST_AHEAD)
+    check("", "statistics", statistics, instance(bool, "True or False"))
     if log_jobs is not None and log_jobs not in list(LogJobs):
         raise OptionError(f"log_jobs is {log_jobs!r}; give {', '.join(LogJobs)} or None")
     least, most = AGE_AFTER
@@ -80,6 +83,7 @@ def checked_config(
         age_after=age_after,
         max_jobs_per_child=max_jobs_per_child,
         ahead=ahead,
+        statistics=statistics,
     )
 
 

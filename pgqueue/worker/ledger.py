@@ -11,6 +11,7 @@ from pgqueue.handler.error_reports import log_fields
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import JobOutcomes, Settlement
+from pgqueue.worker.attempt_counts import AttemptCounts
 
 logger = redaction.logger(__name__)
 
@@ -27,7 +28,8 @@ class Ledger:
     GIL.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, statistics: AttemptCounts | None = None) -> None:
+        self._statistics = statistics
         self.in_flight: dict[int, Claimed] = {}
         """Every job claimed and not yet settled: the leases that the worker knows of.
 
@@ -88,10 +90,12 @@ class Ledger:
 
     def succeeded(self, batch: Sequence[Settlement]) -> None:
         """Count and forget attempts that have all succeeded and are committed."""
-        if self.on_end is not None:
-            self.settled(batch, dict.fromkeys((job.job_id for job, _ in batch), "succeeded"))
-            return
         self.counts["succeeded"] += len(batch)
+        if self._statistics is not None:
+            self._statistics.succeeded([claimed.task for claimed, _ in batch])
+        if self.on_end is not None:
+            for claimed, outcome in batch:
+                self.on_end(claimed, outcome, "succeeded", self.times.get(claimed.message_id))
         self._forget([claimed for claimed, _ in batch])
 
     def settled(self, batch: Sequence[Settlement], job_outcomes: JobOutcomes) -> None:
@@ -106,7 +110,10 @@ class Ledger:
                 logger.warning(words, claimed.job_id, extra=log_fields(claimed))
                 continue
             job_outcome = job_outcomes[claimed.job_id]
-            self.counts[str(attempt_outcome(outcome, job_outcome))] += 1
+            recorded = attempt_outcome(outcome, job_outcome)
+            self.counts[str(recorded)] += 1
+            if self._statistics is not None:
+                self._statistics.ended(claimed, outcome, recorded)
             if job_outcome == AttemptOutcome.FAILED:
                 log_job_failure(claimed, outcome)
             if self.on_end is not None:

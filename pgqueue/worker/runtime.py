@@ -13,6 +13,7 @@ from pgqueue.middleware import around_async_handlers, around_handlers, layers_of
 from pgqueue.outcomes import Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.tables import array_of
+from pgqueue.worker.attempt_counts import AttemptCounts
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import JobBuffer
 from pgqueue.worker.claiming.cursors import open_tasks
@@ -24,6 +25,7 @@ from pgqueue.worker.ledger import Ledger
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes import ProcessPool
 from pgqueue.worker.progress import ProgressWriter
+from pgqueue.worker.server_clock import ServerClock
 from pgqueue.worker.until_empty import HandlerErrors
 
 
@@ -50,7 +52,9 @@ class WorkerRuntime:
         self.stopping = stopping
         self.outage = Outage()
         self.buffer = JobBuffer()
-        self.ledger = Ledger()
+        self.clock = ServerClock()
+        self.statistics = AttemptCounts(self.clock) if config.statistics else None
+        self.ledger = Ledger(self.statistics)
 
         around = queue.around_jobs()
         self.around = around if errors is None else errors.around(around)
@@ -72,7 +76,7 @@ class WorkerRuntime:
         callbacks = [*queue.attempt_callbacks]
         if config.log_jobs is not None:
             callbacks.append(job_log(config.log_jobs))
-        self.events = AttemptEvents(callbacks) if callbacks else None
+        self.events = AttemptEvents(callbacks, self.clock) if callbacks else None
         """Tells the application how attempts end, if it asks for that."""
         if self.events is not None:
             self.ledger.on_end = self.events.ended

@@ -1,6 +1,7 @@
 """The slots: the threads that run handlers."""
 
 import asyncio
+from random import random
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -98,6 +99,9 @@ class Slot(WorkerThread):
         self.ran += 1
         self.busy += attempt.ended_at - attempt.started_at
         if is_first:
+            counts = self.runtime.statistics
+            if counts is not None and random() * counts.one_in < 1:  # noqa: S311  # no secret
+                counts.ran(attempt, outcome, counts_for=counts.one_in)
             if outcome is not None and not attempt.is_settled:
                 if self.runtime.events is not None:
                     self.runtime.note_times(attempt)

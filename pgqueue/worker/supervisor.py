@@ -28,6 +28,7 @@ from pgqueue.worker.config import WorkerConfig
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.batches import BatchEnder
+from pgqueue.worker.duties.minutes import MinuteWriter
 from pgqueue.worker.duties.prune import Pruner
 from pgqueue.worker.duties.rescue import Rescuer
 from pgqueue.worker.duties.ticks import Scheduler
@@ -130,6 +131,11 @@ class Supervisor:
             tasks, names = runtime.tasks, runtime.task_names
             self._scheduler = Scheduler(self._engine, queue, tasks, names, outage)
             batch_ender = BatchEnder(self._engine, outage, notify=queue.notify)
+        minutes: MinuteWriter | None = None
+        if runtime.statistics is not None:
+            minutes = MinuteWriter(
+                runtime.statistics, application=queue.application, version=queue.version
+            )
         self._rescuer = Rescuer(
             self._engine,
             identity,
@@ -139,6 +145,7 @@ class Supervisor:
             on_rescued=self._handle_rescued,
             ticking=self._scheduler,
             ending=batch_ender,
+            minutes=minutes,
         )
         self._heartbeat = Heartbeat(
             self._engine, identity, outage, on_dead=self._rescuer.reap, on_death=self._give_up_all
@@ -262,6 +269,8 @@ class Supervisor:
         self._admitter.wake()
         if self._runtime.events is not None:
             self._runtime.events.rescued(attempts)
+        if self._runtime.statistics is not None:
+            self._runtime.statistics.rescued(attempts)
 
     def _give_up_all(self) -> None:
         """Forget all jobs: this worker was declared dead, and others rescue its jobs."""
@@ -300,6 +309,8 @@ class Supervisor:
         """Settle attempts whose threads still run, and end their transactions from this thread."""
         self._transactions.end([run for run, _ in ended])
         for run, outcome in ended:
+            if self._runtime.statistics is not None:
+                self._runtime.statistics.ran(run, outcome)
             if not run.is_settled:
                 self._runtime.note_times(run)
                 self._runtime.ledger.done(run.claimed, outcome)

@@ -57,6 +57,8 @@ class Worker:
     each attempt, at the level ``"info"`` or ``"debug"``.  After ``max_jobs_per_child`` jobs
     a child process is replaced, for handlers with ``executor="process"`` that leak memory.
     ``ahead`` is how many quick jobs may be claimed before a slot is free for them; with 0, none is.
+    With ``statistics=False`` the worker does not count its attempts in :class:`TaskMinute` and
+    :class:`ErrorGroup`.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Worker:
         age_after: timedelta | None = None,
         max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
         ahead: int = AHEAD,
+        statistics: bool = True,
     ) -> None:
         if not isinstance(queue, PgQueue):
             raise OptionError(
@@ -89,6 +92,7 @@ class Worker:
             age_after,
             max_jobs_per_child,
             ahead,
+            statistics,
         )
         given = {queue for queue in self._config.queues if not is_pattern(queue)}
         for name in sorted(given - named - {DEFAULT_QUEUE}):

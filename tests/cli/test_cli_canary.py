@@ -139,6 +139,7 @@ def test_a_secret_is_seen_nowhere(shop: Path, engine: Engine, secret_url: str) -
         held = connection.scalars(text("SELECT args::text FROM pgqueue.jobs")).all()
     shown = [f"jobs {id} {option}" for id in ids for option in ("", "--json")]
     looks = ["jobs", "jobs --json", *shown, "status", "status --json", "doctor", "doctor --json"]
+    looks += ["failures", "failures --json", "stats"]
     output = run(shop, secret_url, "look.py", *looks)
 
     assert len(held) == 7

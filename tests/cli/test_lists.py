@@ -62,6 +62,8 @@ def workers(session: Session, number: int, **values: Any) -> list[uuid.UUID]:
         ("schedules", "schedules", "No schedules."),
         ("limits", "limits", "No worker has declared a limit."),
         ("batches", "batches", "There are no batches."),
+        ("failures", "failures", "No errors."),
+        ("stats", "stats", "No attempt has ended in this time."),
     ],
 )
 def test_an_empty_list_says_so(engine: Engine, words: str, key: str, said: str) -> None:
@@ -405,3 +407,79 @@ def test_batches_have_their_progress(queue: PgQueue) -> None:
     assert newest.split()[1:] == ["issue", "12", "open", "1", "of", "2", "0", "0"]
     assert (one["name"], one["outcome"], one["ended"]) == ("issue 12", None, 1)
     assert [each["meta"] for each in both] == [{}, {"issue": 11}]
+
+
+class TestFailures:
+    def test_errors_of_one_kind_are_one_line_and_select_their_jobs(self, queue: PgQueue) -> None:
+        for words in ("first", "second\nline"):
+            queue.tasks["mail.fail"].delay(words)
+        Worker(queue, concurrency=1).run_until_empty(timeout=60)
+        queue.tasks["mail.fail"].options(delay=timedelta(hours=1)).delay("later")
+
+        [found] = document(queue, "failures")["failures"]
+        heading, line = lines(queue, "failures")
+        jobs = document(queue, "jobs", "--error", found["fingerprint"])["jobs"]
+        requeued = command(
+            queue, *f"requeue --status failed --error {line.split()[-1]} --yes".split()
+        )
+
+        assert (found["failed_jobs"], found["attempts"], found["job_id"]) == (2, 2, 2)
+        assert (found["error_type"], found["message"]) == ("ValueError", "second\nline")
+        assert found["place"].endswith("fail")
+        assert heading.split()[:4] == ["failed", "attempts", "task", "error"]
+        assert line.split()[:5] == ["2", "2", "mail.fail", "ValueError:", "second"]
+        assert [job["id"] for job in jobs] == [2, 1]
+        assert requeued.stdout == "2 requeued\n"
+
+    @pytest.mark.parametrize("error", ["12", "x" * 16, "ValueError"])
+    def test_what_is_not_printed_by_failures_is_refused_as_an_error(
+        self, queue: PgQueue, error: str
+    ) -> None:
+        refused = command(queue, "jobs", "--error", error)
+
+        assert refused.returncode == 2
+        assert f"'{error}' is not an error of `pgqueue failures`" in refused.stderr
+
+    def test_they_are_filtered_by_task_and_time(self, queue: PgQueue, engine: Engine) -> None:
+        queue.tasks["mail.fail"].delay("no")
+        Worker(queue).run_until_empty(timeout=60)
+
+        assert len(document(queue, "failures", "--since", "1h")["failures"]) == 1
+        assert document(queue, "failures", "--task", "add")["failures"] == []
+        with engine.begin() as connection:
+            old = "UPDATE pgqueue.error_groups SET last_at = now() - interval '2 hours'"
+            connection.execute(text(old))
+        assert document(queue, "failures", "--since", "1h")["failures"] == []
+
+
+class TestStatistics:
+    def test_a_line_has_the_attempts_of_a_task_and_their_durations(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
+        for n in range(3):
+            queue.tasks["add"].delay(n)
+        queue.tasks["mail.fail"].delay("no")
+        Worker(queue).run_until_empty(timeout=60)
+        with engine.begin() as connection:
+            slow = "UPDATE pgqueue.task_minutes SET ran = '{0,0,0,0,0,0,0,0,0,3}', waited = '{}'"
+            connection.execute(text(f"{slow} WHERE task = 'add'"))
+
+        add, fail = document(queue, "stats")["stats"]
+        heading, line, _ = lines(queue, "stats", "--since", "30m")
+        [alone] = document(queue, "stats", "--task", "mail.fail")["stats"]
+
+        assert (add["task"], add["ended"], add["succeeded"], add["wait_p50"]) == ("add", 3, 3, None)
+        assert 0.256 < add["run_p50"] < add["run_p95"] < 0.512
+        assert (fail["ended"], fail["failed"], fail["retried"]) == (1, 1, 0)
+        assert alone == fail
+        assert heading.split() == [
+            *("task", "ended", "failed", "retried", "wait", "p50", "wait", "p95"),
+            *("run", "p50", "run", "p95"),
+        ]
+        assert line.split() == ["add", "3", "0", "0", "-", "-", "360", "ms", "490", "ms"]
+
+    def test_a_span_of_time_has_a_unit(self, queue: PgQueue) -> None:
+        refused = command(queue, "stats", "--since", "60")
+
+        assert refused.returncode == 2
+        assert "'60' is not a span of time, as 90s, 30m, 1h or 7d" in refused.stderr

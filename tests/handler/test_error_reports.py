@@ -1,6 +1,7 @@
 """Whatever a handler raises or returns, something that can be stored is kept of it."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -231,3 +232,51 @@ def test_a_secret_of_several_lines_is_masked_in_a_group_too() -> None:
     told = report(ExceptionGroup("two", [ValueError(f"bad key {secret}")]), secrets=[secret])
 
     assert "MIIEpAIBAAKCAQEA" not in told.traceback
+
+
+class Shop:
+    """An application whose functions call each other."""
+
+    def sell(self, depth: int) -> Any:
+        return self.sell(depth - 1) if depth else self.parse(f"<{depth}>")
+
+    def parse(self, words: str) -> Any:
+        return json.loads(words)
+
+
+class TestPlace:
+    def test_it_names_the_functions_of_the_application_from_the_handler_inwards(self) -> None:
+        told = raised(lambda: Shop().sell(0))
+
+        *_, sell, parse = told.place.split(" > ")
+        assert sell == f"{__name__}:Shop.sell"
+        assert parse == f"{__name__}:Shop.parse"
+
+    def test_neither_values_nor_lines_nor_the_depth_of_a_recursion_change_the_fingerprint(
+        self,
+    ) -> None:
+        def handler(depth: int) -> ErrorReport:
+            return raised(lambda: Shop().sell(depth))
+
+        assert handler(0).message == handler(3).message
+        assert handler(0).traceback != handler(3).traceback
+        assert handler(0).fingerprint == handler(3).fingerprint
+
+    def test_another_type_and_another_place_have_another_fingerprint(self) -> None:
+        def pay(error: Exception) -> ErrorReport:
+            return raised(throw(error))
+
+        def refund(error: Exception) -> None:
+            raise error
+
+        found = {
+            pay(ValueError("a")).fingerprint,
+            pay(ValueError("b")).fingerprint,
+            pay(KeyError("a")).fingerprint,
+            raised(lambda: refund(ValueError("a"))).fingerprint,
+        }
+
+        assert len(found) == 3
+
+    def test_an_error_that_was_never_raised_has_none(self) -> None:
+        assert report(TimeoutError("late")).place == ""

@@ -291,3 +291,24 @@ def refer(engine: Engine, ids: list[int], on_delete: str) -> None:
         f"job_id bigint REFERENCES pgqueue.jobs {on_delete})",
     )
     execute(engine, "INSERT INTO reports (job_id) SELECT unnest(CAST(:ids AS bigint[]))", ids=ids)
+
+
+def test_minutes_and_errors_whose_time_is_over_are_deleted(
+    engine: Engine, pruner: Connection
+) -> None:
+    execute(
+        engine,
+        "INSERT INTO pgqueue.task_minutes (at, task) SELECT clock_timestamp() - age, 't'"
+        " FROM (VALUES (interval '6 days'), (interval '8 days')) AS minute (age)",
+    )
+    execute(
+        engine,
+        "INSERT INTO pgqueue.error_groups (fingerprint, task, error_type, place, first_at, last_at,"
+        " job_id, message) SELECT n, 't', '', '', at, at, 1, '' FROM generate_series(80, 100, 20)"
+        " AS n, LATERAL (SELECT clock_timestamp() - n * interval '1 day' AS at) AS moment",
+    )
+
+    prune(pruner)
+
+    assert rows(engine, "pgqueue.task_minutes") == 1
+    assert rows(engine, "pgqueue.error_groups") == 1

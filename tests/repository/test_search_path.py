@@ -58,7 +58,8 @@ WORDS_OF_SQL = {
 }
 FUNCTIONS_OF_GRAMMAR = {"coalesce", "extract", "greatest", "least", "nullif"}
 """The parser itself knows them: nobody looks for them in a path."""
-UNNEST_OF_SEVERAL = re.compile(r"(?<!\.)unnest\((?=CAST\(%\(\w+\)s::VARCHAR AS \w+\[\]\), )")
+ARRAY = r"(?:CAST\(%\(\w+\)s::VARCHAR AS \w+\[\]\)|[\w.]+)"
+UNNEST_OF_SEVERAL = re.compile(rf"(?<!\.)unnest\((?={ARRAY}, )")
 """So does it, but only without a schema."""
 NAMED_COLUMNS = re.compile(
     r"\b(?:AS|INTO|WITH ORDINALITY AS|WITH RECURSIVE) [\w.]+ ?\(|\b\w+\((?=[\w, ]+\) AS\s+\()"

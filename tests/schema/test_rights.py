@@ -28,8 +28,10 @@ from chaos.interleavings.logical_workers import (
 from pgqueue import Cancel, Change, Limit, PgQueue, Retry, Snooze, Worker
 from pgqueue.errors import OptionError
 from pgqueue.repository.batches import Batches
+from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.listing import Listing
 from pgqueue.repository.tables import array_of
+from pgqueue.repository.task_minutes import TaskMinutes
 from pgqueue.schema import grant, revoke, upgrade_database, verify
 from pgqueue.testing.databases import fresh_database
 from pgqueue.worker.duties.ticks import Ticks
@@ -220,6 +222,12 @@ class TestWorker:
 
         assert place.outcomes() == {"succeeded": 33, "failed": 1, "cancelled": 2, "unfinished": 1}
         assert violations(place.admin) == []
+        with place.engine("worker").connect() as connection:
+            ended = {one.task: one.ended for one in TaskMinutes(connection).since(HOUR)}
+            assert ended["test_rights.fail"] == 2
+            TaskMinutes(connection).prune()
+            ErrorGroups(connection).prune()
+            ErrorGroups(connection).note_deploy("", "v1")
 
     def test_rescues_what_the_dead_have_left(self, place: Place, queue: PgQueue) -> None:
         queue.bind(place.engine("worker"))
@@ -264,7 +272,10 @@ class TestDashboard:
             Change.REQUEUED,
             Change.REQUEUED,
         ]
-        place.run("dashboard", "SELECT * FROM pgqueue.job_overview")
+        place.run("dashboard", "SELECT * FROM pgqueue.job_overview", "TABLE pgqueue.deploys")
+        with queue.session() as session:
+            TaskMinutes(session).since(HOUR)
+            ErrorGroups(session).newest(limit=1)
         self.change_limits(place, queue)
         place.run("dashboard", "SELECT * FROM pgqueue.invariant_violations")
 
@@ -418,6 +429,7 @@ NOBODY = [
     "CREATE RULE spy AS ON INSERT TO pgqueue.jobs DO ALSO NOTHING",
 ]
 NOT_ENQUEUE = [
+    "SELECT message FROM pgqueue.error_groups",
     "SELECT args FROM pgqueue.jobs",
     "SELECT * FROM pgqueue.jobs",
     "SELECT jobs FROM pgqueue.jobs",
@@ -448,12 +460,15 @@ NOT_ENQUEUE = [
     "DELETE FROM pgqueue.batch_jobs",
 ]
 NOT_WORKER = [
+    "DELETE FROM pgqueue.deploys",
     "DELETE FROM pgqueue.schedules",
     "UPDATE pgqueue.queues SET paused_at = now()",
     "UPDATE pgqueue.job_attempts SET error = ''",
     "UPDATE pgqueue.dead_letters SET outcome = 'failed'",
 ]
 NOT_DASHBOARD = [
+    "UPDATE pgqueue.task_minutes SET failed = 0",
+    "DELETE FROM pgqueue.error_groups",
     "SELECT args FROM pgqueue.schedules",
     "UPDATE pgqueue.batches SET on_success = NULL",
     "UPDATE pgqueue.schedules SET args = '{}'",

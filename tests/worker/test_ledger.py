@@ -1,10 +1,12 @@
-"""The ledger forgets what is settled, and tells the claimer when the next suspect may start."""
+"""The ledger counts and forgets what is settled, and tells when the next suspect may start."""
 
 import pytest
 
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository.claim import Claimed
+from pgqueue.worker.attempt_counts import AttemptCounts
 from pgqueue.worker.ledger import Ledger
+from pgqueue.worker.server_clock import ServerClock
 
 
 def claimed(number: int, *, crashes: int = 0) -> Claimed:
@@ -30,3 +32,18 @@ def test_the_claimer_is_told_when_a_suspect_is_settled(how: str, crashes: int) -
 
     assert told == [how] * crashes
     assert suspect.message_id not in ledger.in_flight
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_successes_are_counted_once_whether_or_not_somebody_listens(listens: bool) -> None:
+    statistics = AttemptCounts(ServerClock())
+    ledger = Ledger(statistics)
+    told: list[str | None] = []
+    if listens:
+        ledger.on_end = lambda _claimed, _outcome, job_outcome, _times: told.append(job_outcome)
+
+    ledger.succeeded([(claimed(1), Succeeded()), (claimed(2), Succeeded())])
+
+    assert ledger.counts == {"succeeded": 2}
+    assert [row["succeeded"] for row in statistics.take().minutes()] == [2]
+    assert told == ["succeeded", "succeeded"] * listens

@@ -2,7 +2,8 @@
 
 It has a thread and a connection of its own, so that a slow delete holds up no rescue.  A round is
 two walks over the jobs from the oldest, in short transactions: the first over the failed and
-cancelled jobs, the second over all jobs that are old enough.  At its end batches are deleted.
+cancelled jobs, the second over all jobs that are old enough.  At its end batches are deleted, and
+then statistics.
 """
 
 import random
@@ -16,8 +17,10 @@ from sqlalchemy.exc import DBAPIError
 from pgqueue import redaction
 from pgqueue.database.settings import PRUNING
 from pgqueue.repository.batches import Batches
+from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.prune import Pruning
 from pgqueue.repository.references import Reference
+from pgqueue.repository.task_minutes import TaskMinutes
 from pgqueue.rules.retention import Retention
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import Outage, words_of
@@ -229,7 +232,7 @@ class PruneRound:
         with connection.begin():
             batch_id = rows.next_due(self._retention, references, after=self._after_batch)
         if batch_id is None:
-            return Progress.DONE
+            return self._prune_statistics(connection)
         deleted = 0
         words = f"batch {batch_id} stays although its time is over"
         with self._guard.row(batch_id, words), connection.begin():
@@ -237,6 +240,12 @@ class PruneRound:
         if deleted < MOST:
             self._after_batch = batch_id
         return Progress.MORE
+
+    def _prune_statistics(self, connection: Connection) -> Progress:
+        with connection.begin():
+            ErrorGroups(connection).prune()
+            is_more = TaskMinutes(connection).prune()
+        return Progress.MORE if is_more else Progress.DONE
 
 
 def _is_locked(error: DBAPIError) -> bool:

@@ -18,6 +18,7 @@ from pgqueue.repository.rescue import Rescued, SeenWorker
 from pgqueue.repository.tables import CRASHED, lock_key, notify, pg
 from pgqueue.repository.workers import Notices, Workers
 from pgqueue.worker.duties.batches import BatchEnder
+from pgqueue.worker.duties.minutes import MinuteWriter
 from pgqueue.worker.duties.ticks import Scheduler
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.loop import Loop
@@ -54,10 +55,11 @@ class Rescuer(Loop):
         on_rescued: Callable[[Sequence[Rescued]], object] = lambda _: None,
         ticking: Scheduler | None = None,
         ending: BatchEnder | None = None,
+        minutes: MinuteWriter | None = None,
     ) -> None:
         """``on_cancel`` is told which running jobs were asked to cancel, and which of them to kill;
         at each read ``ticking`` when the next tick is due, and ``ending`` whether a batch may have
-        ended."""
+        ended.  ``minutes`` writes statistics on the rescuer's connection."""
         super().__init__(engine, HOUSEKEEPING, outage, name="upkeep")
         self.informed = Event()
         """Set when the paused queues and tasks are known: a worker must not claim their jobs."""
@@ -66,6 +68,7 @@ class Rescuer(Loop):
         self._on_cancel = on_cancel
         self._ticking = ticking
         self._ending = ending
+        self._minutes = minutes
         self._dead: Sequence[SeenWorker] = ()
         self._rescue = Rescue(on_rescued=on_rescued)
         self._forgot_at = time.monotonic()
@@ -108,7 +111,14 @@ class Rescuer(Loop):
         if time.monotonic() - self._forgot_at > FORGET_EVERY:
             self._forgot_at = time.monotonic()
             forget_dead(connection)
+        if self._minutes is not None:
+            self._minutes.write_if_due(connection)
         return began + READ_EVERY - time.monotonic()
+
+    def end(self) -> None:
+        """Write the last statistics: all attempts are settled.  In an outage, do without."""
+        if self._minutes is not None and self.reconnecting.is_open:
+            self.reconnecting.attempt(self._minutes.write)
 
 
 SEARCH_EVERY = timedelta(seconds=2)

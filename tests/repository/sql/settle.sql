@@ -3,8 +3,8 @@ WITH gone AS
 FROM pg_catalog.jsonb_to_recordset(CAST(%(verdicts)s::VARCHAR AS JSONB)) AS verdicts(target_id
     BIGINT, message_id BIGINT, attempt SMALLINT, ending TEXT, delay FLOAT, give_up_after FLOAT,
     burned SMALLINT, crashed SMALLINT, snoozed SMALLINT, max_interruptions SMALLINT, max_unreadable
-    FLOAT, result JSONB, "end" TEXT, error_type TEXT, error TEXT, traceback TEXT) JOIN LATERAL
-    (SELECT ctid
+    FLOAT, result JSONB, "end" TEXT, error_type TEXT, error TEXT, traceback TEXT, fingerprint
+    BIGINT) JOIN LATERAL (SELECT ctid
 FROM pgqueue.leases
 WHERE pgqueue.leases.target_id = verdicts.target_id AND pgqueue.leases.message_id =
     verdicts.message_id AND pgqueue.leases.attempt = verdicts.attempt AND pgqueue.leases.worker_id =
@@ -17,9 +17,10 @@ lease AS
     gone.worker_id AS worker_id, gone.started_at AS started_at, gone.crashes + verdicts.crashed AS
     crashes, verdicts.snoozed AS snoozed, verdicts.max_interruptions AS max_interruptions,
     verdicts.result AS result, verdicts.error_type AS error_type, verdicts.error AS error,
-    verdicts.traceback AS traceback, pg_catalog.statement_timestamp() - coalesce(met.since,
-    pg_catalog.statement_timestamp()) < verdicts.max_unreadable * interval '1 second' AS waits, CASE
-    WHEN (pg_catalog.statement_timestamp() - coalesce(met.since, pg_catalog.statement_timestamp()) <
+    verdicts.traceback AS traceback, verdicts.fingerprint AS fingerprint,
+    pg_catalog.statement_timestamp() - coalesce(met.since, pg_catalog.statement_timestamp()) <
+    verdicts.max_unreadable * interval '1 second' AS waits, CASE WHEN
+    (pg_catalog.statement_timestamp() - coalesce(met.since, pg_catalog.statement_timestamp()) <
     verdicts.max_unreadable * interval '1 second') THEN least(greatest(CAST(EXTRACT(epoch FROM
     pg_catalog.statement_timestamp() - coalesce(met.since, pg_catalog.statement_timestamp())) AS
     FLOAT) * CAST(0.5 AS FLOAT), CAST(5 AS FLOAT)), CAST(60 AS FLOAT)) ELSE verdicts.delay END AS
@@ -41,9 +42,9 @@ FROM gone JOIN pg_catalog.jsonb_to_recordset(CAST(%(verdicts)s::VARCHAR AS JSONB
     verdicts(target_id BIGINT, message_id BIGINT, attempt SMALLINT, ending TEXT, delay FLOAT,
     give_up_after FLOAT, burned SMALLINT, crashed SMALLINT, snoozed SMALLINT, max_interruptions
     SMALLINT, max_unreadable FLOAT, result JSONB, "end" TEXT, error_type TEXT, error TEXT, traceback
-    TEXT) ON gone.target_id = verdicts.target_id AND gone.message_id = verdicts.message_id AND
-    gone.attempt = verdicts.attempt LEFT OUTER JOIN LATERAL (SELECT pgqueue.unreadable_jobs.since AS
-    since
+    TEXT, fingerprint BIGINT) ON gone.target_id = verdicts.target_id AND gone.message_id =
+    verdicts.message_id AND gone.attempt = verdicts.attempt LEFT OUTER JOIN LATERAL (SELECT
+    pgqueue.unreadable_jobs.since AS since
 FROM pgqueue.unreadable_jobs
 WHERE pgqueue.unreadable_jobs.job_id = verdicts.target_id AND verdicts.max_unreadable IS NOT NULL
  LIMIT ALL OFFSET 0) AS met ON true),
@@ -92,10 +93,11 @@ job AS
     lease.started_at AS lease_started_at, lease.crashes AS lease_crashes, lease.snoozed AS
     lease_snoozed, lease.max_interruptions AS lease_max_interruptions, lease.result AS lease_result,
     lease.error_type AS lease_error_type, lease.error AS lease_error, lease.traceback AS
-    lease_traceback, lease.waits AS lease_waits, lease.delay AS lease_delay, lease.burned AS
-    lease_burned, lease.ending AS lease_ending, lease."end" AS lease_end, CASE WHEN
-    (pgqueue.jobs.limit_keys IS NOT NULL) THEN (SELECT pg_catalog.bool_or(pgqueue.limits.period IS
-    NOT NULL) AND NOT pg_catalog.bool_or(pgqueue.limits.is_strict) AS anon_2
+    lease_traceback, lease.fingerprint AS lease_fingerprint, lease.waits AS lease_waits, lease.delay
+    AS lease_delay, lease.burned AS lease_burned, lease.ending AS lease_ending, lease."end" AS
+    lease_end, CASE WHEN (pgqueue.jobs.limit_keys IS NOT NULL) THEN (SELECT
+    pg_catalog.bool_or(pgqueue.limits.period IS NOT NULL) AND NOT
+    pg_catalog.bool_or(pgqueue.limits.is_strict) AS anon_2
 FROM pgqueue.limits
 WHERE pgqueue.limits.name = ANY (array((SELECT pg_catalog.split_part(key, CAST(' ' AS TEXT), 1) AS
     split_part_1
@@ -126,8 +128,9 @@ bad_attempt AS
 FROM job
 WHERE job.lease_end IS NOT NULL ON CONFLICT DO NOTHING),
 letter AS
-(INSERT INTO pgqueue.dead_letters (job_id, outcome, queue, task, finished_at) SELECT job.id AS id,
-    job.outcome AS outcome, job.queue AS queue, job.task AS task, job.finished_at AS finished_at
+(INSERT INTO pgqueue.dead_letters (job_id, outcome, queue, task, finished_at, fingerprint) SELECT
+    job.id AS id, job.outcome AS outcome, job.queue AS queue, job.task AS task, job.finished_at AS
+    finished_at, CASE WHEN (job.outcome = 'failed') THEN job.lease_fingerprint END AS anon_3
 FROM job
 WHERE job.outcome IN ('failed', 'cancelled') ON CONFLICT DO NOTHING),
 follow_up AS
@@ -139,13 +142,13 @@ follow_up AS
     CAST('pgqueue.on_failed' AS TEXT), 'argument'), job.id) AS jsonb_build_object_1, CAST(CASE WHEN
     (pg_catalog.jsonb_extract_path_text(job.meta, CAST('pgqueue.on_failed' AS TEXT), 'priority') ~
     '^[0-9]$') THEN pg_catalog.jsonb_extract_path_text(job.meta, CAST('pgqueue.on_failed' AS TEXT),
-    'priority') ELSE '5' END AS SMALLINT) AS anon_5, CAST(CASE WHEN
+    'priority') ELSE '5' END AS SMALLINT) AS anon_6, CAST(CASE WHEN
     (pg_catalog.jsonb_extract_path_text(job.meta, CAST('pgqueue.on_failed' AS TEXT), 'max_attempts')
     ~ '^[1-9][0-9]{0,3}$') THEN pg_catalog.jsonb_extract_path_text(job.meta,
-    CAST('pgqueue.on_failed' AS TEXT), 'max_attempts') ELSE '10' END AS SMALLINT) AS anon_6,
+    CAST('pgqueue.on_failed' AS TEXT), 'max_attempts') ELSE '10' END AS SMALLINT) AS anon_7,
     pg_catalog.clock_timestamp() AS clock_timestamp_2, (((job.meta - CAST('pgqueue.on_failed' AS
     TEXT)) - CAST('pgqueue.expires_in' AS TEXT)) - CAST('pgqueue.timeout' AS TEXT)) -
-    CAST('pgqueue.due' AS TEXT) AS anon_7
+    CAST('pgqueue.due' AS TEXT) AS anon_8
 FROM job
 WHERE job.outcome = 'failed' AND pg_catalog.jsonb_extract_path_text(job.meta,
     CAST('pgqueue.on_failed' AS TEXT), 'task') ~ '^\S{1,200}$' AND
@@ -158,10 +161,10 @@ follow_up_message AS
 (INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task, alone) SELECT
     follow_up.queue AS queue, follow_up.priority AS priority, follow_up.run_at AS run_at,
     follow_up.id AS id, follow_up.task AS task, follow_up.max_attempts =
-    %(max_attempts_2)s::SMALLINT AS anon_4
+    %(max_attempts_2)s::SMALLINT AS anon_5
 FROM follow_up RETURNING CASE WHEN pg_catalog.pg_try_advisory_lock(-2192786854117710778) THEN
     pg_catalog.pg_advisory_unlock(-2192786854117710778) ELSE
-    pg_catalog.pg_notify('pgqueue_66eafb31', 'enqueued') IS NULL END AS anon_3),
+    pg_catalog.pg_notify('pgqueue_66eafb31', 'enqueued') IS NULL END AS anon_4),
 unreadable AS
 (INSERT INTO pgqueue.unreadable_jobs (job_id, task, reason) SELECT job.id AS id, job.task AS task,
     job.lease_error AS lease_error

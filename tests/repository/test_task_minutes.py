@@ -1,0 +1,74 @@
+"""The minutes of tasks: workers add to the same rows, and wait for each other in one order."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+
+from chaos.interleavings.logical_workers import committed, stored, waiting
+from pgqueue import TaskMinute
+from pgqueue.repository.task_minutes import ENDED, TaskMinutes
+
+HOUR = timedelta(hours=1)
+NOW = int(time.time() // 60)
+
+
+def minute(task: str, *, ago: int = 0, **numbers: Any) -> dict[str, Any]:
+    nothing = {**dict.fromkeys(ENDED, 0), "ran": [], "waited": []}
+    return {"minute": NOW - ago, "task": task, **nothing, **numbers}
+
+
+def add(engine: Engine, *rows: dict[str, Any]) -> None:
+    committed(engine, lambda connection: TaskMinutes(connection).add(rows))
+
+
+def test_what_two_workers_add_to_a_minute_is_summed(engine: Engine) -> None:
+    add(engine, minute("a", succeeded=2, ran=[1, 2], waited=[3]), minute("b", failed=1))
+    add(engine, minute("a", succeeded=3, retried=1, ran=[1, 1, 1]))
+
+    first, second = stored(engine, TaskMinute)
+
+    assert (first.succeeded, first.retried, first.ran, first.waited) == (5, 1, [2, 3, 1], [3])
+    assert (second.task, second.failed, second.ran) == ("b", 1, [])
+    assert first.at == second.at
+    assert first.at.timestamp() == NOW * 60
+
+
+def test_two_workers_with_the_same_rows_in_other_orders_do_not_deadlock(engine: Engine) -> None:
+    with engine.connect() as one, engine.connect() as other:
+        TaskMinutes(one).add([minute("a", succeeded=1)])
+
+        def add_both() -> None:
+            TaskMinutes(other).add([minute("b", succeeded=1), minute("a", succeeded=1)])
+            other.commit()
+
+        with waiting(engine, other, add_both):
+            TaskMinutes(one).add([minute("b", succeeded=1)])
+            one.commit()
+
+    assert [row.succeeded for row in stored(engine, TaskMinute)] == [2, 2]
+
+
+def test_the_statistics_of_a_time_are_those_of_its_minutes(connection: Connection) -> None:
+    minutes = TaskMinutes(connection)
+    minutes.add(
+        [
+            minute("a", ago=1, succeeded=94, ran=[0, 0, 0, 0, 94], waited=[100]),
+            minute("a", ago=2, failed=2, retried=3, cancelled=4, other=5, ran=[0, 0, 6]),
+            minute("a", ago=90, succeeded=1000),
+            minute("b", ago=1, succeeded=1),
+        ]
+    )
+
+    first, second = minutes.since(HOUR)
+    [alone] = minutes.since(HOUR, "b")
+
+    assert (first.task, first.ended) == ("a", 108)
+    assert (first.succeeded, first.failed, first.retried) == (94, 2, 3)
+    assert (first.cancelled, first.other) == (4, 5)
+    assert first.run_p50 is not None
+    assert timedelta(milliseconds=8) < first.run_p50 < timedelta(milliseconds=16)
+    assert first.wait_p95 == timedelta(milliseconds=0.95)
+    assert second == alone
+    assert (alone.ended, alone.run_p50, alone.wait_p50) == (1, None, None)
