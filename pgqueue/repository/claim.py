@@ -83,17 +83,10 @@ def upcoming() -> sa.Executable:
     claim takes it.
     """
     pair = _pairs()
-    now = pg.statement_timestamp()
-    due = (
-        sa.select(message_queue.c.run_at)
-        .where(_of_pair(pair), _is_after_cursor(pair), message_queue.c.run_at <= now)
-        .order_by(message_queue.c.run_at, message_queue.c.id)
-        .limit(1)
-        .lateral("due")
-    )
+    due = _due_in_order(pair, message_queue.c.run_at).limit(1).lateral("due")
     future = (
         sa.select(message_queue.c.run_at)
-        .where(_of_pair(pair), message_queue.c.run_at > now)
+        .where(_of_pair(pair), message_queue.c.run_at > pg.statement_timestamp())
         .order_by(message_queue.c.run_at, message_queue.c.id)
         .limit(1)
         .lateral("future")
@@ -122,17 +115,7 @@ def ages() -> sa.Executable:
     """
     pair = _pairs()
     period = seconds(sa.cast(sa.bindparam("period", type_=sa.Double), sa.Double))
-    due = (
-        sa.select(message_queue.c.run_at)
-        .where(
-            _of_pair(pair),
-            _is_after_cursor(pair),
-            message_queue.c.run_at <= pg.statement_timestamp(),
-        )
-        .order_by(message_queue.c.run_at, message_queue.c.id)
-        .limit(1)
-        .lateral("due")
-    )
+    due = _due_in_order(pair, message_queue.c.run_at).limit(1).lateral("due")
     ago = [
         sa.cast(
             pg.statement_timestamp() - period * sa.literal_column(f"double precision '{count}'"),
@@ -152,22 +135,10 @@ def first_due(*, suspects: bool) -> sa.Executable:
     Locks nothing.  Without ``suspects``, skips them as the claim does.
     """
     pair = _pairs()
-    due = (
-        sa.select(
-            sa.cast(message_queue.c.run_at, sa.Text).label("run_at"),
-            message_queue.c.id,
-            message_queue.c.target_id,
-        )
-        .where(
-            _of_pair(pair),
-            _is_after_cursor(pair),
-            message_queue.c.run_at <= pg.statement_timestamp(),
-            sa.true() if suspects else message_queue.c.crashes == 0,
-        )
-        .order_by(message_queue.c.run_at, message_queue.c.id)
-        .limit(1)
-        .lateral("due")
-    )
+    message = message_queue.c
+    run_at = sa.cast(message.run_at, sa.Text).label("run_at")
+    first = _due_in_order(pair, run_at, message.id, message.target_id, suspects=suspects)
+    due = first.limit(1).lateral("due")
     columns = (pair.c.queue, pair.c.priority, due.c.run_at, due.c.id, due.c.target_id)
     return sa.select(*columns).select_from(pair.join(due, sa.true())).limit(1)
 
@@ -176,14 +147,7 @@ def _due_messages(*, suspects: bool, registered: bool) -> sa.Select[*tuple[Any, 
     """The first due messages of the pairs, locked.  LIMIT applies to each pair and to all."""
     pair = _pairs()
     due = (
-        sa.select(CTID, message_queue.c.crashes, message_queue.c.alone)
-        .where(
-            _of_pair(pair),
-            _is_after_cursor(pair),
-            message_queue.c.run_at <= pg.statement_timestamp(),
-            sa.true() if suspects else message_queue.c.crashes == 0,
-        )
-        .order_by(message_queue.c.run_at, message_queue.c.id)
+        _due_in_order(pair, CTID, message_queue.c.crashes, message_queue.c.alone, suspects=suspects)
         .limit(LIMIT)
         .with_for_update(skip_locked=True)
         .lateral("due")
@@ -192,6 +156,22 @@ def _due_messages(*, suspects: bool, registered: bool) -> sa.Select[*tuple[Any, 
     is_alive = sa.select(workers.c.dead_at.is_(None)).where(workers.c.id == WORKER)
     may_claim = is_alive.scalar_subquery() if registered else sa.true()
     return sa.select(due).select_from(pair.join(due, sa.true())).where(may_claim).limit(LIMIT)
+
+
+def _due_in_order(
+    pair: sa.TableValuedAlias, *columns: sa.ColumnElement[Any], suspects: bool = True
+) -> sa.Select[*tuple[Any, ...]]:
+    """The due messages of a pair after its cursor, in the order of claims."""
+    return (
+        sa.select(*columns)
+        .where(
+            _of_pair(pair),
+            _is_after_cursor(pair),
+            message_queue.c.run_at <= pg.statement_timestamp(),
+            sa.true() if suspects else message_queue.c.crashes == 0,
+        )
+        .order_by(message_queue.c.run_at, message_queue.c.id)
+    )
 
 
 def _pairs() -> sa.TableValuedAlias:
