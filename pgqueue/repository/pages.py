@@ -213,11 +213,12 @@ class Pages:
         match start:
             case None | Place() if which.statuses == PENDING_ONLY:
                 return self._pending(which, start or Place(before=which.before or 0), limit)
-            case None | Gap() if which.statuses == SUCCEEDED_ONLY:
-                return self._succeeded(which, start, limit)
+            case Gap() if which.statuses == SUCCEEDED_ONLY:
+                return self._beside_gap(which, start, limit)
+            case None if which.statuses == SUCCEEDED_ONLY:
+                return self._succeeded(which, limit)
             case None:
-                found = self._newest(which, limit + 1)
-                return JobPage(found[:limit], found[limit - 1].id if len(found) > limit else None)
+                return _page(self._newest(which, limit + 1), limit)
         raise OptionError("the page before was of a list with another status")
 
     def _newest(self, which: JobFilter, limit: int) -> list[JobLine]:
@@ -233,29 +234,32 @@ class Pages:
         since = (run_at - EPOCH) // timedelta(microseconds=1)
         return JobPage(shown, Place(shown[-1].priority, since, message_id, start.before))
 
-    def _succeeded(self, which: JobFilter, start: Gap | None, limit: int) -> JobPage:
-        """Some of the newest jobs; if too few of them have succeeded, also some further down."""
-        after = which.after or 0
-        before, lowest, older = start or Gap(which.before or LAST_ID, after + 1, 0)
-        floor = self._end_of_stretch(before, lowest) if start is None or older else None
+    def _succeeded(self, which: JobFilter, limit: int) -> JobPage:
+        """The first page: of the newest stretch only, if enough jobs have succeeded there."""
+        before, after = which.before or LAST_ID, which.after or 0
+        floor = self._end_of_stretch(before, after + 1)
+        found = self._newest(replace(which, after=floor - 1) if floor else which, limit + 1)
+        if floor is None or len(found) > limit:
+            return _page(found, limit)
+        lowest = self._succeeded_below(floor, after) or floor
+        return self._beside_gap(which, Gap(before, lowest, lowest), limit)
+
+    def _beside_gap(self, which: JobFilter, gap: Gap, limit: int) -> JobPage:
+        """Jobs of the newest stretch of the gap; if they are too few, also some further down."""
+        before, lowest, older = gap
+        floor = self._end_of_stretch(before, lowest) if older else None
         stretch = replace(which, before=before, after=(floor or lowest) - 1)
         found = self._newest(stretch, limit + 1)
         if len(found) > limit:
-            last = found[limit - 1].id
-            return JobPage(found[:limit], last if start is None else Gap(last, lowest, older))
-        if start is None:
-            if floor is None:
-                return JobPage(found, None)
-            lowest = older = self._succeeded_below(floor, after) or floor
+            return JobPage(found[:limit], Gap(found[limit - 1].id, lowest, older))
         rest = self._newest(replace(which, before=older), limit + 1 - len(found))
-        shown = [*found, *rest][:limit]
-        if len(found) + len(rest) <= limit:
-            older = 0
+        both = [*found, *rest]
+        shown = both[:limit]
+        if len(both) <= limit:
+            older = 0  # nothing is left there
         elif len(shown) > len(found):
             older = shown[-1].id
-        if floor is not None and floor > lowest:
-            return JobPage(shown, Gap(floor, lowest, older))
-        return JobPage(shown, older or None)
+        return JobPage(shown, Gap(floor, lowest, older) if floor else older or None)
 
     def _end_of_stretch(self, before: int, lowest: int) -> int | None:
         """The lowest id of the newest stretch; None if it has all ids down to the lowest."""
@@ -278,3 +282,8 @@ class Pages:
             if high - low <= STRETCH:
                 return high
             ids = range(low, high, (high - low) // NEAR + 1)
+
+
+def _page(found: Sequence[JobLine], limit: int) -> JobPage:
+    """A page in the order of ids, of which one job more was read."""
+    return JobPage(found[:limit], found[limit - 1].id if len(found) > limit else None)
