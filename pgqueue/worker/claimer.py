@@ -99,7 +99,8 @@ class Claimer(Loop):
         self._until_empty = until_empty
         self._slots = slots
         self._has_patterns = any(map(is_pattern, config.queues))
-        self._queues_known_until = float("-inf")
+        self._next_queues_at = float("-inf")
+        """When an idle worker looks again for queues that fit a pattern."""
         self._cursors = ClaimCursors(
             runtime.identity.names,
             shares=None if config.weights is None else Shares(config.weights),
@@ -196,13 +197,12 @@ class Claimer(Loop):
         """Look from time to time which queues fit the patterns; whether there are others now."""
         if not self._has_patterns:
             return False
-        is_idle, identity = self._armed_at is not None, self._runtime.identity
+        identity, is_busy = self._runtime.identity, self._armed_at is None
         began = time.monotonic()
-        if began < self._queues_known_until - (NEW_QUEUES_EVERY if is_idle else 0):
+        if began < self._next_queues_at + (NEW_QUEUES_EVERY if is_busy else 0):
             return False
         names = served_queues(identity.queues, attempts.waiting_queues)
-        took = time.monotonic() - began
-        self._queues_known_until = began + NEW_QUEUES_SHARE * took + NEW_QUEUES_EVERY
+        self._next_queues_at = began + NEW_QUEUES_SHARE * (time.monotonic() - began)
         if names == identity.names:
             return False
         identity.names = names
@@ -338,7 +338,7 @@ class Claimer(Loop):
         ``admitted``: the value of ``admitter.admitted`` before the claim that found nothing.  The
         callbacks of batches are jobs too.
         """
-        self._queues_known_until = float("-inf")
+        self._next_queues_at = float("-inf")
         if self._find_queues(attempts) or self._admitter.has_admitted_since(admitted):
             return False
         connection = ReconnectingConnection(
