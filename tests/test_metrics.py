@@ -24,7 +24,8 @@ from sqlalchemy.orm import Session
 
 from pgqueue import Limit, PgQueue, Retry, Worker
 from pgqueue.metrics import MOST_CONNECTIONS, MOST_QUEUES, OTHER, serving
-from pgqueue.worker.health import LONGEST_SILENCE, WorkerHealth
+from pgqueue.repository.health import LONGEST_SILENCE
+from pgqueue.worker.health import WorkerHealth
 
 DEPLOY = Path(__file__).parents[1] / "examples" / "monitoring"
 

@@ -33,7 +33,7 @@ from pgqueue.models import JobStatus, PausedTask, QueueSettings
 from pgqueue.redaction import redacted, redacted_data
 from pgqueue.repository.admit import LimitState
 from pgqueue.repository.error_groups import ErrorGroups
-from pgqueue.repository.health import Health
+from pgqueue.repository.health import LONGEST_SILENCE, Health
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.pages import Pages, PageStart
 from pgqueue.repository.schedules import ScheduleState
@@ -41,7 +41,6 @@ from pgqueue.repository.task_minutes import KEPT, TaskMinutes
 from pgqueue.repository.workers import WorkerState
 from pgqueue.rules.limits import has_own_capacity, rate_in_words
 from pgqueue.terminal import as_data, harmless, print_json, print_table
-from pgqueue.worker.health import LONGEST_SILENCE
 
 LONGEST_ERROR = 80
 """Characters of an error shown in a list; ``jobs show`` shows all."""

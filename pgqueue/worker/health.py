@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pgqueue.repository.health import LONGEST_SILENCE as LONGEST_SILENCE
+from pgqueue.repository.health import LONGEST_SILENCE
 
 
 @dataclass(frozen=True, slots=True)
