@@ -298,7 +298,7 @@ def _batches(
     if verb.is_set_based:
         size = 1
         with opened(queue) as session:
-            chunks = Cancels(session).waiting(which, among=left)
+            chunks = Cancels(session).waiting(which, only=left)
         for chunk in chunks:
             with opened(queue) as session:
                 ended = Cancels(session).end(chunk)

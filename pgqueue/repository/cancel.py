@@ -127,16 +127,18 @@ class Cancels:
     def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
 
-    def waiting(self, which: JobFilter, *, among: Container[int] | None = None) -> list[Chunk]:
-        """The jobs of the filter that wait, perhaps only those ``among`` some ids, the newest
-        first.  Locks nothing."""
+    def waiting(self, which: JobFilter, *, only: Container[int] | None = None) -> list[Chunk]:
+        """The jobs of the filter that wait, the newest first; ``only``: of these ids.
+
+        Locks nothing.
+        """
         chunks = []
         for status, table in MESSAGES.items():
             if status in which.statuses:
                 rows = self._executor.execute(waiting_jobs(which, table)).mappings()
                 found = [dict(row) for row in rows]
-                if among is not None:
-                    found = [row for row in found if int(row["target_id"]) in among]
+                if only is not None:
+                    found = [row for row in found if int(row["target_id"]) in only]
                 chunks += [
                     Chunk(table, found[start : start + AT_ONCE])
                     for start in range(0, len(found), AT_ONCE)
