@@ -123,9 +123,9 @@ def due_jobs_nobody_serves() -> sa.Executable:
 
 
 def is_served(queue: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Whether a worker that runs serves a queue, by its name or by a pattern.
+    """Whether a live worker serves a queue, by its name or by a pattern.
 
-    The last worker is declared dead by none: its heartbeat tells.
+    Its heartbeat must be recent: when the last worker dies, no other declares it dead.
     """
     silence = sa.literal_column(f"interval '{LONGEST_SILENCE:g} seconds'", sa.Interval)
     elements = pg.jsonb_array_elements_text(workers.c.queues)
@@ -325,7 +325,7 @@ class Unreadable(NamedTuple):
     since: timedelta
     """How long ago a worker has met the first of them."""
     reason: str
-    """What this worker has reported of the other."""
+    """The error message of the worker that has met the first of them."""
 
 
 class QueueDepth(NamedTuple):

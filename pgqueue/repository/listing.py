@@ -53,7 +53,7 @@ MESSAGES = {JobStatus.PENDING: message_queue, JobStatus.BLOCKED: waiting_message
 
 
 class JobConditions(TypedDict, total=False):
-    """What an application says to select jobs; all of it must hold."""
+    """The conditions of ``cancel_where``; a job matches if all of them hold."""
 
     task: str | None
     queue: str | None
@@ -201,7 +201,7 @@ def holder_of_job() -> sa.Executable:
 
 @cache
 def service_of_job() -> sa.Executable:
-    """Whether the queue of a job is paused, whether its task is, and whether a worker serves it."""
+    """Whether a queue is paused, whether a task is, and whether a live worker serves the queue."""
     name = text_parameter("queue_name")
     task = paused_tasks.c.task == text_parameter("task_name")
     is_paused = [queues.c.name == name, queues.c.paused_at.is_not(None)]
@@ -278,7 +278,10 @@ def _standing_in(
 
 @cache
 def first_failure() -> sa.Executable:
-    """The first attempt of a worker that has failed without being asked to.  Reads all attempts."""
+    """The first attempt of a worker that was neither cancelled nor discarded and has failed.
+
+    Reads all attempts.
+    """
     attempt = job_attempts.c
     asked_for = [
         sa.literal_column("'cancelled'", sa.Text),
@@ -350,7 +353,7 @@ class JobDetails:
     is_queue_paused: bool = False
     is_task_paused: bool = False
     is_queue_served: bool = True
-    """Whether a worker that runs serves its queue."""
+    """Whether a live worker serves its queue."""
 
 
 class Listing:

@@ -1,4 +1,4 @@
-"""Which queues a worker serves: names, and patterns for those whose names are data."""
+"""Which queues a worker serves: by name, and by a pattern, as ``tenant-*``."""
 
 from collections.abc import Callable, Iterable, Sequence
 
