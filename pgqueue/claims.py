@@ -31,11 +31,12 @@ from pgqueue.middleware import around_async_handlers, around_handlers
 from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
 from pgqueue.repository.claim import ClaimCursor, Claimed
 from pgqueue.repository.settle import Attempts
-from pgqueue.repository.tables import array_of, notify
+from pgqueue.repository.tables import notify
 from pgqueue.repository.workers import Workers
 from pgqueue.rules.retention import Retention
 from pgqueue.tasks import Task
 from pgqueue.tasks.duplicates import running_job
+from pgqueue.tasks.pauses import open_tasks
 
 logger = redaction.logger(__name__)
 
@@ -232,14 +233,12 @@ class OpenClaim:
         A job cannot run if it is too late to start, if crashes have used up its attempts, or if its
         arguments cannot be decoded.
         """
-        paused = Workers(connection).notices(running=[], search=False).paused
-        names = [
-            name for name, task in self._tasks.items() if not {name, task.name} & set(paused.tasks)
-        ]
+        paused = Workers(connection).paused()
+        tasks = open_tasks(self._tasks, paused)
         queues = [queue for queue in self._queues if queue not in paused.queues]
         pairs = [ClaimCursor(queue, priority) for priority in range(10) for queue in queues]
         while True:
-            claim = attempts.claim(pairs, tasks=array_of(sorted(names)), limit=1, registered=False)
+            claim = attempts.claim(pairs, tasks=tasks, limit=1, registered=False)
             if not claim.taken:
                 return None
             for claimed in claim.rows:

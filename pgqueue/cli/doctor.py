@@ -27,8 +27,8 @@ from pgqueue.repository.workers import Workers
 from pgqueue.rules import admission
 from pgqueue.rules.ticks import LATE, Overlap
 from pgqueue.tasks import Task
+from pgqueue.tasks.pauses import open_tasks, under_all_names
 from pgqueue.terminal import harmless, print_json
-from pgqueue.worker.claiming.cursors import open_tasks, under_all_names
 
 DURABILITY = {
     "fsync": "a crash of the server can destroy the whole database",
@@ -197,7 +197,7 @@ def skipped_jobs(queue: PgQueue, session: Session) -> list[admission.Waiting]:
 
     def look() -> dict[int, admission.Waiting]:
         unserved = {one.name for one in Health(session).unserved_queues()}
-        paused = Workers(session).notices(running=[], search=False).paused
+        paused = Workers(session).paused()
         served = set(session.scalars(waiting_queues())) - unserved - set(paused.queues)
         jobs = Admissions(session).skipped(
             sorted(served),

@@ -352,6 +352,10 @@ class Workers(Rescues):
         paused = Paused(json.loads(queues), json.loads(tasks))
         return Notices(paused, set(cancelled or ()), set(killed or ()), *found)
 
+    def paused(self) -> Paused:
+        """The queues and tasks that are paused."""
+        return self.notices(running=[], search=False).paused
+
     def deregister(self, worker_id: UUID) -> None:
         self._executor.execute(deregister_worker(), {"worker_id": worker_id})
 

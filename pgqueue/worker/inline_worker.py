@@ -16,7 +16,8 @@ from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.workers import Paused, Workers
 from pgqueue.rules.served_queues import served_queues
-from pgqueue.worker.claiming.cursors import ClaimCursors, open_tasks, under_all_names
+from pgqueue.tasks.pauses import open_tasks, under_all_names
+from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds, rules_of
 from pgqueue.worker.duties.batches import BatchEnds
 from pgqueue.worker.inline_attempt import InlineAttempt
@@ -126,5 +127,5 @@ class InlineWorker:
         return open_tasks(self._tasks, self._paused())
 
     def _paused(self) -> Paused:
-        paused = Workers(self._connection).notices(running=[], search=False).paused
+        paused = Workers(self._connection).paused()
         return under_all_names(self._tasks, paused)

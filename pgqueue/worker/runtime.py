@@ -13,10 +13,10 @@ from pgqueue.middleware import around_async_handlers, around_handlers, layers_of
 from pgqueue.outcomes import Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.tables import array_of
+from pgqueue.tasks.pauses import open_tasks
 from pgqueue.worker.attempt_counts import AttemptCounts
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import JobBuffer
-from pgqueue.worker.claiming.cursors import open_tasks
 from pgqueue.worker.config import WorkerConfig
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.heartbeat import WorkerIdentity

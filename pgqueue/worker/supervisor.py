@@ -21,9 +21,9 @@ from pgqueue.handler.error_reports import log_fields
 from pgqueue.job_queue import PgQueue
 from pgqueue.outcomes import Interrupted, Outcome, Released
 from pgqueue.repository.rescue import Rescued
+from pgqueue.tasks.pauses import under_all_names
 from pgqueue.worker import timeouts
 from pgqueue.worker.claimer import Claimer
-from pgqueue.worker.claiming.cursors import under_all_names
 from pgqueue.worker.config import WorkerConfig
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 from pgqueue.worker.duties.admit import Admitter

@@ -8,13 +8,9 @@ the claims forward again, so that the sweep ends when all these rows are claimed
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from pgqueue.repository.claim import Claim, ClaimCursor
-from pgqueue.repository.tables import array_of
-from pgqueue.repository.workers import Paused
-from pgqueue.tasks import Task
 from pgqueue.worker.claiming.aging import Aging
 from pgqueue.worker.claiming.shares import Shares
 
@@ -143,17 +139,3 @@ class ClaimCursors:
                 key = max(key, (claim.quiet_until, 0))
             # A key later than the database's clock: it was set back, or another server took over.
             self._keys[name] = START if key[0] > claim.read_at else key
-
-
-def open_tasks(tasks: Mapping[str, Task[..., Any]], paused: Paused) -> str:
-    """The names of the tasks that are not paused, as the array parameter of a claim.
-
-    ``tasks`` has each under its name and its aliases.
-    """
-    return array_of(sorted(tasks.keys() - set(under_all_names(tasks, paused).tasks)))
-
-
-def under_all_names(tasks: Mapping[str, Task[..., Any]], paused: Paused) -> Paused:
-    """Add the aliases of paused tasks: a task is paused by its name."""
-    aliases = {key for key, task in tasks.items() if task.name in paused.tasks}
-    return Paused(paused.queues, aliases.union(paused.tasks))
