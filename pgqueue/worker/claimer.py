@@ -194,7 +194,7 @@ class Claimer(Loop):
         return 0.0
 
     def _find_queues(self, attempts: Attempts) -> bool:
-        """Look from time to time which queues fit the patterns; whether there are others now."""
+        """Look from time to time which queues fit the patterns; returns whether others do now."""
         if not self._has_patterns:
             return False
         identity, is_busy = self._runtime.identity, self._armed_at is None
