@@ -1,7 +1,7 @@
 """Adds statistics of attempts and errors, and the error by which a job has failed.
 
-The tables `task_minutes`, `error_groups` and `deploys` are new; `dead_letters` gets `fingerprint`.
-Code of the version before works on: it writes no statistics, and leaves the new column NULL.
+The tables `task_minutes`, `error_groups` and `deploys` are new; `dead_letters` gets `fingerprint`,
+and `workers` gets `attempts_ended`.  Code of the version before works on: it writes no statistics.
 """
 
 import sqlalchemy as sa
@@ -71,6 +71,7 @@ def upgrade() -> None:
         sa.CheckConstraint(in_range("first_at"), name=op.f("deploys_times")),
         schema=SCHEMA,
     )
+    op.add_column("workers", number("attempts_ended", sa.BigInteger), schema=SCHEMA)
     op.add_column("dead_letters", sa.Column("fingerprint", sa.BigInteger), schema=SCHEMA)
     op.create_index(
         op.f("dead_letters_by_error"),
@@ -85,5 +86,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.execute(f'UPDATE "{SCHEMA}".schema_version SET version = {BEFORE}')  # noqa: S608  # checked
     op.drop_column("dead_letters", "fingerprint", schema=SCHEMA)
+    op.drop_column("workers", "attempts_ended", schema=SCHEMA)
     for table in ("deploys", "error_groups", "task_minutes"):
         op.drop_table(table, schema=SCHEMA)

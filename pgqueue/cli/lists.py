@@ -152,11 +152,11 @@ def _queues(queue: PgQueue, session: Session, *, are_all_counted: bool) -> list[
 
 
 def _worker(worker: WorkerState) -> dict[str, Any]:
-    same = ("id", "hostname", "pid", "queues", "is_quiet", "slots", "claimed_ahead", "started_at")
+    first = ("id", "hostname", "pid", "queues", "is_quiet", "slots", "claimed_ahead", "started_at")
+    same = (*first, "heartbeat_age", "attempts_ended")
     return {
         **{name: getattr(worker, name) for name in same},
         "jobs": len(worker.jobs),
-        "heartbeat_age": worker.heartbeat_age,
         "holds": worker.jobs,
     }
 
@@ -244,6 +244,7 @@ WORKERS = View(
         "queues": lambda one: ", ".join(one.queues) or "(quiet)",
         "jobs/slots": lambda one: f"{len(one.jobs)}/{one.slots}",
         "last heartbeat": lambda one: f"{one.heartbeat_age.total_seconds():.1f} s ago",
+        "ended": lambda one: one.attempts_ended,
         "oldest job": _oldest_job,
     },
     otherwise="No worker lives.",

@@ -3,7 +3,7 @@
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, Integer, SmallInteger, text
+from sqlalchemy import BigInteger, CheckConstraint, Integer, SmallInteger, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from pgqueue.models.base import Base, times_in_range
@@ -34,3 +34,6 @@ class WorkerProcess(Base):
     heartbeat_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
     dead_at: Mapped[datetime | None]
     """Set by a rescuer.  From then on this worker can neither send heartbeats nor claim."""
+
+    attempts_ended: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    """How many attempts the process has ended, until the last heartbeat."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import groupby
@@ -79,7 +79,11 @@ def beat() -> sa.Executable:
     beaten = (
         sa.update(workers)
         .where(workers.c.id == WORKER, workers.c.dead_at.is_(None))
-        .values(heartbeat_at=clock(), backend_pid=pg.pg_backend_pid())
+        .values(
+            heartbeat_at=clock(),
+            backend_pid=pg.pg_backend_pid(),
+            attempts_ended=sa.bindparam("attempts_ended", type_=sa.BigInteger),
+        )
         .returning((workers.c.queues == NO_QUEUES).label("is_quiet"))
         .cte("beaten")
     )
@@ -140,8 +144,9 @@ def live_workers() -> sa.Executable:
     worker = (workers.c.id, workers.c.hostname, workers.c.pid, workers.c.queues, workers.c.slots)
     age = span(clock() - workers.c.heartbeat_at)
     held = (leases.c.target_id, job.c.task, job.c.queue, leases.c.attempt)
+    lives = (moment(workers.c.started_at), age, workers.c.attempts_ended)
     return (
-        sa.select(*worker, moment(workers.c.started_at), age, *held, moment(leases.c.started_at))
+        sa.select(*worker, *lives, *held, moment(leases.c.started_at))
         .select_from(
             workers.outerjoin(leases, leases.c.worker_id == workers.c.id).outerjoin(job, sa.true())
         )
@@ -286,6 +291,8 @@ class WorkerState:
     slots: int
     started_at: datetime
     heartbeat_age: timedelta
+    attempts_ended: int
+    """How many attempts the process had ended at its last heartbeat."""
     jobs: tuple[HeldJob, ...]
     """Those that it runs or has claimed ahead, in the order of their claims."""
 
@@ -320,9 +327,10 @@ class Workers(Rescues):
         """Take the lock that ends with this connection; False if another connection has it."""
         return bool(self._executor.execute(lock_presence(), {"worker_id": worker_id}).scalar())
 
-    def beat(self, worker_id: UUID) -> Beat | None:
+    def beat(self, worker_id: UUID, *, attempts_ended: int = 0) -> Beat | None:
         """Write a heartbeat; returns what it has read, or None for a worker declared dead."""
-        rows = list(self._executor.execute(beat(), {"worker_id": worker_id}))
+        parameters = {"worker_id": worker_id, "attempts_ended": attempts_ended}
+        rows = list(self._executor.execute(beat(), parameters))
         if not rows:
             return None
         others = [SeenWorker(*other) for _, *other in rows if other[0] is not None]
@@ -368,11 +376,9 @@ class Workers(Rescues):
         rows = self._executor.execute(live_workers())
         for _, of_worker in groupby(rows, key=lambda row: row[0]):
             held = list(of_worker)
-            id, hostname, pid, queues, slots, started_at, age = held[0][:7]
-            held_jobs = tuple(HeldJob(*row[7:]) for row in held if row[7] is not None)
-            found.append(
-                WorkerState(id, hostname, pid, tuple(queues), slots, started_at, age, held_jobs)
-            )
+            held_jobs = tuple(HeldJob(*row[8:]) for row in held if row[8] is not None)
+            state = WorkerState(*held[0][:8], jobs=held_jobs)
+            found.append(replace(state, queues=tuple(state.queues)))
         return found
 
     def leases_of(self, worker_id: UUID) -> list[tuple[int, int, int]]:

@@ -83,6 +83,7 @@ class Heartbeat(Loop):
         identity: WorkerIdentity,
         outage: Outage,
         *,
+        attempts_ended: Callable[[], int],
         on_dead: Callable[[Sequence[SeenWorker]], None],
         on_death: Callable[[], None],
     ) -> None:
@@ -99,6 +100,7 @@ class Heartbeat(Loop):
         )
         self.identity = identity
         self.registered = Event()
+        self._attempts_ended = attempts_ended
         self._on_dead = on_dead
         self._on_death = on_death
         self._connection: Connection | None = None
@@ -124,7 +126,7 @@ class Heartbeat(Loop):
             self._witness = Witness()
         self._is_locked = self._is_locked or workers.lock_presence(identity.worker_id)
         asked_at = time.monotonic()
-        beat = workers.beat(identity.worker_id)
+        beat = workers.beat(identity.worker_id, attempts_ended=self._attempts_ended())
         if beat is None:
             worker_id = identity.worker_id
             logger.error("worker %s was declared dead by another; its jobs are given up", worker_id)

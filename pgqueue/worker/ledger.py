@@ -53,6 +53,11 @@ class Ledger:
         self._done: deque[Settlement] = deque()
         self._has_done = Event()
 
+    def ended(self) -> int:
+        """How many attempts were ended here, those apart that were given back or came too late."""
+        counts = dict(self.counts)  # at once: other threads count meanwhile
+        return sum(counts.values()) - counts.get(STALE, 0) - counts.get(AttemptOutcome.RELEASED, 0)
+
     def claimed(self, jobs: Iterable[Claimed]) -> None:
         """Record jobs before a slot can take them."""
         self.in_flight.update((job.message_id, job) for job in jobs)

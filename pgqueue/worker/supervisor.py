@@ -148,7 +148,12 @@ class Supervisor:
             minutes=minutes,
         )
         self._heartbeat = Heartbeat(
-            self._engine, identity, outage, on_dead=self._rescuer.reap, on_death=self._give_up_all
+            self._engine,
+            identity,
+            outage,
+            attempts_ended=runtime.ledger.ended,
+            on_dead=self._rescuer.reap,
+            on_death=self._give_up_all,
         )
         pruner = Pruner(self._engine, runtime.retention, outage)
         duties = (self._heartbeat, self._rescuer, pruner, self._scheduler, batch_ender)

@@ -15,6 +15,7 @@ from chaos.interleavings.logical_workers import (
 )
 from pgqueue import PgQueue, WorkerState
 from pgqueue.outcomes import Succeeded
+from pgqueue.repository.workers import Workers
 
 queue = PgQueue()
 
@@ -61,6 +62,17 @@ def test_the_dead_are_not_among_them_and_the_idle_are(engine: Engine) -> None:
             (busy.id, 1),
             (idle.id, 0),
         ]
+
+
+def test_a_worker_says_how_many_attempts_it_has_ended(
+    engine: Engine, worker: LogicalWorker
+) -> None:
+    assert live(engine)[0].attempts_ended == 0
+
+    with engine.begin() as connection:
+        Workers(connection).beat(worker.id, attempts_ended=7)
+
+    assert live(engine)[0].attempts_ended == 7
 
 
 def test_an_async_session_reads_them_too(engine: Engine, worker: LogicalWorker) -> None:

@@ -5,7 +5,7 @@ import pytest
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository.claim import Claimed
 from pgqueue.worker.attempt_counts import AttemptCounts
-from pgqueue.worker.ledger import Ledger
+from pgqueue.worker.ledger import STALE, Ledger
 from pgqueue.worker.server_clock import ServerClock
 
 
@@ -44,6 +44,9 @@ def test_successes_are_counted_once_whether_or_not_somebody_listens(listens: boo
 
     ledger.succeeded([(claimed(1), Succeeded()), (claimed(2), Succeeded())])
 
-    assert ledger.counts == {"succeeded": 2}
+    ledger.stale(claimed(3))
+
+    assert ledger.counts == {"succeeded": 2, STALE: 1}
+    assert ledger.ended() == 2
     assert [row["succeeded"] for row in statistics.take().minutes()] == [2]
     assert told == ["succeeded", "succeeded"] * listens

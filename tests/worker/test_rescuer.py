@@ -53,7 +53,9 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
         connection.execute(A_WORKER)
     identity, outage = WorkerIdentity(queues=[], slots=1), Outage()
     rescuer = Rescuer(engine, identity, outage, running=list, on_cancel=print)
-    heartbeat = Heartbeat(watched, identity, outage, on_dead=rescuer.reap, on_death=print)
+    heartbeat = Heartbeat(
+        watched, identity, outage, attempts_ended=int, on_dead=rescuer.reap, on_death=print
+    )
     for thread in (rescuer, heartbeat):
         thread.start()
     try:
