@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import groupby
@@ -376,9 +376,13 @@ class Workers(Rescues):
         rows = self._executor.execute(live_workers())
         for _, of_worker in groupby(rows, key=lambda row: row[0]):
             held = list(of_worker)
-            held_jobs = tuple(HeldJob(*row[8:]) for row in held if row[8] is not None)
-            state = WorkerState(*held[0][:8], jobs=held_jobs)
-            found.append(replace(state, queues=tuple(state.queues)))
+            id, hostname, pid, queues, slots, started_at, age, ended = held[0][:8]
+            jobs_held = tuple(HeldJob(*row[8:]) for row in held if row[8] is not None)
+            found.append(
+                WorkerState(
+                    id, hostname, pid, tuple(queues), slots, started_at, age, ended, jobs_held
+                )
+            )
         return found
 
     def leases_of(self, worker_id: UUID) -> list[tuple[int, int, int]]:
