@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from threading import Event, Thread
 from uuid import uuid4
 
@@ -65,6 +66,20 @@ def test_a_running_worker_finds_new_queues(queue: PgQueue) -> None:
             task = limited if name == "limited" else note
             task.options(queue=name).delay(name)
             assert ran[name].wait(PATIENCE)
+
+
+def test_jobs_that_follow_each_other_in_new_queues_wait_for_no_poll(queue: PgQueue) -> None:
+    ran = {f"{kind}_{turn}": Event() for turn in range(10) for kind in ("first", "next")}
+
+    @queue.task
+    def note(name: str) -> None:
+        ran[name].set()
+
+    with running(Worker(queue, ["*"], poll_interval=timedelta(hours=1))):
+        for name, done in ran.items():
+            note.options(queue=name).delay(name)
+            if name.startswith("next"):
+                assert done.wait(PATIENCE), name
 
 
 def test_the_jobs_of_a_test_run_by_a_pattern(engine: Engine) -> None:

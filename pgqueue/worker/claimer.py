@@ -101,6 +101,8 @@ class Claimer(Loop):
         self._has_patterns = any(map(is_pattern, config.queues))
         self._next_queues_at = float("-inf")
         """When an idle worker looks again for queues that fit a pattern."""
+        self._has_skipped_look = False
+        """Whether a look for queues was wanted since the last one, and came too soon after it."""
         self._cursors = ClaimCursors(
             runtime.identity.names,
             shares=None if config.weights is None else Shares(config.weights),
@@ -199,7 +201,8 @@ class Claimer(Loop):
             return False
         identity, is_busy = self._runtime.identity, self._armed_at is None
         began = time.monotonic()
-        if began < self._next_queues_at + (NEW_QUEUES_EVERY if is_busy else 0):
+        self._has_skipped_look = began < self._next_queues_at + is_busy * NEW_QUEUES_EVERY
+        if self._has_skipped_look:
             return False
         names = served_queues(identity.queues, attempts.waiting_queues)
         self._next_queues_at = began + NEW_QUEUES_SHARE * (time.monotonic() - began)
@@ -207,6 +210,7 @@ class Claimer(Loop):
             return False
         identity.names = names
         self._cursors.serve(names)
+        self._admitter.wake()
         return True
 
     def _claim(self, attempts: Attempts, room: int, *, ahead: bool, sweep: bool) -> Claim:
@@ -383,6 +387,8 @@ class Claimer(Loop):
         seconds = min(poll, self._isolation.seconds_left() or poll)
         if upcoming.seconds is not None:
             seconds = min(seconds, upcoming.seconds)
+        if self._has_skipped_look:  # the notification may have been of a job in a new queue
+            seconds = min(seconds, max(self._next_queues_at - now, 0.0))
         if self._wait_for_notification(seconds) or self.stopping.is_set():
             return
         # No notification came: the connection may be lost.  To arm an armed listener tests it.
