@@ -49,13 +49,14 @@ def meta_text(where: str, meta: Mapping[str, Any]) -> str | None:
 def read_meta(text: str | None) -> dict[str, Any]:
     """Return the stored meta of a job, without the keys of pgqueue.
 
-    A row written by hand may have anything there, and must not fail its job.
+    A row written by hand may have anything there, and must not fail its job.  What no enqueue would
+    have stored, such as nesting that is too deep for a log record, counts as none.
     """
     if text is None:
         return {}
     try:
-        meta = json.loads(text)
-    except (ValueError, RecursionError):
+        meta = JsonCopy().of(json.loads(text))
+    except (ValueError, RecursionError):  # a Refusal is a ValueError
         return {}
     if not isinstance(meta, dict):
         return {}

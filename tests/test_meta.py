@@ -132,3 +132,22 @@ def test_a_handler_reads_them_whatever_another_has_written_there(
     Worker(queue, concurrency=1).run_until_empty(timeout=60)
 
     assert seen == [META, {}, {}, {}]
+
+
+@pytest.mark.parametrize("depth", [900, 930, 960])
+def test_meta_that_is_too_deep_to_be_logged_costs_no_worker(
+    queue: PgQueue, engine: Engine, depth: int
+) -> None:
+    @queue.task(max_attempts=1)
+    def fail() -> None:
+        raise ValueError("no")
+
+    job_id = fail.delay().id
+    meta = '{"a":' * depth + "1" + "}" * depth
+    with Session(engine) as session, session.begin():
+        session.execute(text("UPDATE pgqueue.jobs SET meta = CAST(:meta AS jsonb)"), {"meta": meta})
+
+    assert Worker(queue).run_until_empty(timeout=60)["failed"] == 1
+
+    with Session(engine) as session:
+        assert session.scalar(select(Job.last_error).where(Job.id == job_id)) == "no"
