@@ -199,7 +199,8 @@ class Operations:
             check_queue_name(queue, "cancel_by_key: ")
         cancels = Cancels(in_transaction(session, "cancel by a unique key"))
         stored = digest_if_long(key)
-        return dict(cancels.of_keys([stored, f"{KEY_ACROSS_QUEUES}{stored}"], queue))
+        # A key as in Job.unique_key may be longer, by its prefix, than one that is stored plainly.
+        return dict(cancels.of_keys([key, stored, f"{KEY_ACROSS_QUEUES}{stored}"], queue))
 
     @translated_errors()
     def requeue(

@@ -175,6 +175,12 @@ class TestByKey:
         assert by_key(engine, str(ended.unique_key)) == {}, "it still has its key"
         assert statuses(engine)[ended.id] == JobStatus.SUCCEEDED
 
+    @pytest.mark.parametrize("option", [{"period": timedelta(days=1)}, {"across": "queues"}])
+    def test_a_key_with_a_prefix_may_be_long(self, engine: Engine, option: Any) -> None:
+        job = send.options(unique=Unique(key="7" * 512, **option)).delay(1)
+
+        assert by_key(engine, str(job.unique_key)) == {Change.CANCELLED: 1}
+
     @pytest.mark.parametrize("key", [7, None, "a\0", "\ud800"])
     def test_what_is_no_text_is_refused(self, engine: Engine, key: Any) -> None:
         with pytest.raises(OptionError, match=r"cancel_by_key: key is .*; give a text"):
