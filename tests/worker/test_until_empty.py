@@ -1,10 +1,12 @@
 """Worker.run_until_empty as tests use it: errors are raised, and the future is run."""
 
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Event
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 from worker_rig import wait_until
 
@@ -15,6 +17,7 @@ from pgqueue import (
     Discard,
     JobContext,
     JobStatus,
+    Limit,
     OptionError,
     PgQueue,
     Retry,
@@ -149,3 +152,20 @@ def test_a_job_that_was_given_back_before_it_started_is_not_counted(queue: PgQue
         wait_for_a_release.enqueue_many(session, [(number,) for number in range(2000)])
 
     assert Worker(queue, concurrency=1).run_until_empty(timeout=60) == {"succeeded": 2000}
+
+
+def test_a_round_of_admissions_that_fails_ends_no_worker(
+    queue: PgQueue, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pgqueue")
+    limited = queue.task(name="limited", limit=Limit(1))(lambda: None)
+    limited.delay()
+
+    with ThreadPoolExecutor() as pool, Session(engine) as locking:
+        locking.execute(text("LOCK TABLE pgqueue.waiting_messages"))
+        ended = pool.submit(Worker(queue).run_until_empty, timeout=60)
+        # The first round may have begun before the worker waits for one.
+        wait_until(lambda: caplog.text.count("admitter: waiting for a lock") > 2 or ended.done())
+        locking.rollback()
+
+        assert ended.result()["succeeded"] == 1

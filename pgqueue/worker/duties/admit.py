@@ -59,7 +59,7 @@ class Admitter(Loop):
         self._are_declared = not limited.limits
         """Whether the limits of this application are in the database."""
         self._begun = self._ended = 0
-        """The numbers of the rounds that have begun and ended last."""
+        """The numbers of the rounds that have begun and ended last, without an error."""
         self._swept_at = time.monotonic()
 
     def look_for_limits(self, connection: Connection) -> None:
@@ -106,8 +106,8 @@ class Admitter(Loop):
                 self._swept_at = time.monotonic()
                 with connection.begin():
                     is_to_sweep = self._rounds.sweep(connection)
+            self._ended = self._begun  # one that fails may leave what could be admitted
         finally:
             with self._changed:
-                self._ended = self._begun
                 self._changed.notify_all()
         return wait
