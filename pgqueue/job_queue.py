@@ -447,9 +447,9 @@ class PgQueue(Operations):
     def find(self, name: str) -> Task[..., Any]:
         """Return the task with this name.  Raises UnknownTask."""
         if name not in self.tasks:
-            raise UnknownTask(
-                f"no task {name!r} is registered; known are {', '.join(sorted(self.tasks)) or '-'}"
-            )
+            others = f"known are {', '.join(sorted(self.tasks))}"
+            none = "no module with tasks is imported; on the command line, name the app by --app"
+            raise UnknownTask(f"no task {name!r} is registered; {others if self.tasks else none}")
         return self.tasks[name]
 
     def claim(

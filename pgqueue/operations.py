@@ -34,7 +34,7 @@ from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.listing import UNFINISHED, JobConditions, JobFilter
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checked_key, key_of
-from pgqueue.rules.unique import KEY_ACROSS_QUEUES, digest_if_long
+from pgqueue.rules.unique import stored_forms
 from pgqueue.tasks import Task
 from pgqueue.tasks.editing import Changes
 from pgqueue.tasks.editing import change as change_job
@@ -198,9 +198,7 @@ class Operations:
         if queue is not None:
             check_queue_name(queue, "cancel_by_key: ")
         cancels = Cancels(in_transaction(session, "cancel by a unique key"))
-        stored = digest_if_long(key)
-        # A key as in Job.unique_key may be longer, by its prefix, than one that is stored plainly.
-        return dict(cancels.of_keys([key, stored, f"{KEY_ACROSS_QUEUES}{stored}"], queue))
+        return dict(cancels.of_keys(stored_forms(key), queue))
 
     @translated_errors()
     def requeue(

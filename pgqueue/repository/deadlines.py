@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import array
 
+from pgqueue.checks import LONGEST_DELAY
 from pgqueue.repository.tables import jobs, pg
 
 EXPIRES_IN = "pgqueue.expires_in"
@@ -62,7 +63,11 @@ def timeout_in(meta: str, otherwise: timedelta | None) -> timedelta | None:
         # Meta may be written by hand.
         with suppress(ValueError, TypeError, LookupError, OverflowError, RecursionError):
             own = json.loads(meta)[TIMEOUT]
-            return None if own is None else timedelta(seconds=own)
+            if own is None:
+                return None
+            span = timedelta(seconds=own)
+            if timedelta(0) < span <= LONGEST_DELAY:
+                return span
     return otherwise
 
 

@@ -43,6 +43,7 @@ from pgqueue.repository.tables import (
 from pgqueue.repository.workers import NOTHING_PAUSED
 from pgqueue.rules.admission import next_token, rule_of
 from pgqueue.rules.limits import SEPARATOR
+from pgqueue.rules.unique import stored_forms
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
 
@@ -109,7 +110,9 @@ class JobFilter:
             None if self.limit_key is None else has_limit_key(self.limit_key),
             None
             if self.unique_key is None
-            else jobs.c.unique_key == sa.cast(self.unique_key, sa.Text),
+            else jobs.c.unique_key.in_(
+                [sa.cast(form, sa.Text) for form in stored_forms(self.unique_key)]
+            ),
             None
             if self.older_than is None
             else jobs.c.created_at

@@ -167,6 +167,13 @@ def digest_if_long(key: str) -> str:
     return f"sha256:{sha256(key.encode()).hexdigest()}"
 
 
+def stored_forms(key: str) -> list[str]:
+    """The forms in which a key that an operator gives may be stored."""
+    stored = digest_if_long(key)
+    # A key as in Job.unique_key may be longer, by its prefix, than one that is stored plainly.
+    return [key, stored, f"{KEY_ACROSS_QUEUES}{stored}"]
+
+
 def split_period(stored_key: str) -> tuple[str, str]:
     """Split a key as it is held into the words for its period, maybe empty, and the key itself."""
     if not stored_key.startswith(KEY_OF_PERIOD):

@@ -181,6 +181,14 @@ class TestByKey:
 
         assert by_key(engine, str(job.unique_key)) == {Change.CANCELLED: 1}
 
+    def test_and_a_filter_find_a_key_across_queues_as_it_was_given(self, engine: Engine) -> None:
+        across = send.options(unique=Unique(key="seven", across="queues"))
+        across.delay(1)
+        assert cancel(engine, unique_key="seven") == {Change.CANCELLED: 1}
+
+        across.delay(1)
+        assert by_key(engine, "seven") == {Change.CANCELLED: 1}
+
     @pytest.mark.parametrize("key", [7, None, "a\0", "\ud800"])
     def test_what_is_no_text_is_refused(self, engine: Engine, key: Any) -> None:
         with pytest.raises(OptionError, match=r"cancel_by_key: key is .*; give a text"):

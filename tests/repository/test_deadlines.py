@@ -20,6 +20,8 @@ OF_TASK = timedelta(minutes=5)
             for by_hand in (
                 '{"pgqueue.timeout": "soon"}',
                 '{"pgqueue.timeout": 1e999}',
+                '{"pgqueue.timeout": 1e11}',
+                '{"pgqueue.timeout": -1}',
                 '{"pgqueue.timeout": [1]}',
                 '{"of": {"pgqueue.timeout": 1}}',
                 '["pgqueue.timeout"]',
