@@ -30,8 +30,8 @@ def unique_keys_are_not_held(patch: Patch) -> None:
     """A job is enqueued without taking its unique key."""
     from pgqueue.repository.enqueue import Enqueues
 
-    def enqueue(self, new, *, args, unique_key, **limits):  # type: ignore[no-untyped-def]
-        return with_key(self, new, args=args, unique_key=None, **limits)
+    def enqueue(self, new, text, *, unique_key, **limits):  # type: ignore[no-untyped-def]
+        return with_key(self, new, text, unique_key=None, **limits)
 
     with_key = patch.set(Enqueues, "enqueue", enqueue)
 

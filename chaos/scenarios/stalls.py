@@ -62,10 +62,10 @@ def hearts_of_some_look_for_cancels(patch: Patch) -> None:
     """The heartbeats of some workers also read the table of jobs, for requests to cancel."""
     from pgqueue.repository.workers import Workers
 
-    def beat(self, worker_id):  # type: ignore[no-untyped-def]
+    def beat(self, worker_id, **counts):  # type: ignore[no-untyped-def]
         if worker_name() in ("w1", "w3"):
             self._executor.execute(text("SELECT id FROM pgqueue.jobs LIMIT 1"))
-        return alone(self, worker_id)
+        return alone(self, worker_id, **counts)
 
     alone = patch.set(Workers, "beat", beat)
 
