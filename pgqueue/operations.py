@@ -141,8 +141,8 @@ class Operations:
         - ``status``: one or several of pending, blocked and running; all three by default.
         - ``task``, ``queue``, ``tag``: by name; ``batch``: by the id of a batch.
         - ``limit_key``: a key under which the jobs count, as in ``Job.limit_keys``.
-        - ``unique_key``: as in ``Job.unique_key``; two queues may each have a job with it, unless
-          the key is one across queues.
+        - ``unique_key``: as given to the enqueue, or as in ``Job.unique_key``; two queues may each
+          have a job with it.
 
         At least one condition besides ``status`` is needed, and all must hold.  Jobs that wait end
         first, the newest before the others, by one statement for each thousand.  Then each job
@@ -317,8 +317,8 @@ class Operations:
     def workers(self, session: Session | Connection | scoped_session[Any]) -> list[WorkerState]:
         """Return the live workers, each with the jobs that it holds, in the order of their starts.
 
-        Live is a worker that no other has declared dead: ``heartbeat_age`` shows when it last gave
-        a sign of life.  What workers have done is counted by their metrics, and not stored.
+        A worker is live as long as no other has declared it dead.  ``heartbeat_age`` shows how old
+        its last heartbeat is, and ``attempts_ended`` what it had done by then.
         """
         return Workers(executor(session)).live()
 

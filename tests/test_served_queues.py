@@ -1,14 +1,13 @@
 """Workers that serve queues by a pattern: no task names them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from threading import Event, Thread
+from threading import Event
 from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
+from worker_rig import running
 
 from chaos.workers import PATIENCE
 from pgqueue import JobContext, Limit, OptionError, PgQueue, Worker, WorkerProcess
@@ -18,17 +17,6 @@ from pgqueue.repository.health import Health
 @pytest.fixture
 def queue(engine: Engine) -> PgQueue:
     return PgQueue(engine)
-
-
-@contextmanager
-def running(worker: Worker) -> Iterator[None]:
-    thread = Thread(target=worker.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        thread.join()
 
 
 def test_a_worker_runs_the_jobs_of_all_queues_that_its_pattern_fits(queue: PgQueue) -> None:

@@ -480,7 +480,7 @@ failures = _list_command(
     "Errors are of one kind if they have the same type and were raised by the same functions of "
     "the application, in the same task.  Shows how many jobs are failed now, how many attempts "
     "have failed since the first one, the version in which the error was first seen, and one job.  "
-    "`jobs` and `requeue` take the last column as --error.",
+    "The commands that select jobs take the last column as --error.",
     lambda _queue, session, **words: ErrorGroups(session).newest(**words),
     FILTERS["task"],
     click.option("--since", type=as_span, metavar="SPAN", help="Only errors since then, as 1h."),
@@ -490,7 +490,7 @@ stats = _list_command(
     STATISTICS,
     "Show how attempts have ended, and how long they have waited and run, by task.\n\n"
     "Counts the attempts of workers, ten seconds late.  p50 and p95 are the durations that half "
-    "and 95 % of the attempts did not exceed; they may be wrong by half.",
+    "and 95 % of the attempts did not exceed; they may be wrong by a factor of two.",
     lambda _queue, session, since, task: TaskMinutes(session).since(since, task),
     FILTERS["task"],
     click.option(

@@ -1,7 +1,10 @@
 """The environment of the chaos scenarios, for tests that start worker processes."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any, Self
 
 import worker_tasks
@@ -25,6 +28,19 @@ def promised(seconds: float) -> float:
 def endings(worker: Worker) -> dict[str, int]:
     """Work until nothing is left; returns how often attempts have ended how."""
     return worker.run_until_empty(timeout=60)
+
+
+@contextmanager
+def running(worker: Worker) -> Iterator[None]:
+    """Run a worker in a thread of this process, and stop it at the end."""
+    thread = Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 class Rig(Environment):

@@ -8,7 +8,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, event, select, text
 from sqlalchemy.orm import Session
+from worker_rig import running
 
 import pgqueue
 from chaos.interleavings.logical_workers import violations
@@ -167,18 +167,6 @@ def test_a_flood_of_notifications_wakes_a_worker_no_more_often_than_is_bounded(
     assert during <= allowed
     assert violations(queue.engine) == []
     rogue.dispose()
-
-
-@contextmanager
-def running(worker: Worker) -> Iterator[None]:
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        thread.join(PATIENCE)
-    assert not thread.is_alive()
 
 
 def flood(engine: Engine) -> None:

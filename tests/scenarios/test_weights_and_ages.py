@@ -1,15 +1,14 @@
 """Queues with weights, and jobs that count as more urgent while they wait: with real workers."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
 from test_order import noted_looks, until
+from worker_rig import running
 
 from chaos.workers import PATIENCE
 from pgqueue import Job, Limit, PgQueue, Worker
@@ -41,17 +40,6 @@ class Kinds:
     def worker(self, **options: Any) -> Worker:
         options = {"concurrency": 1, "poll_interval": SECOND / 5, **options}
         return Worker(self.queue, **options)
-
-
-@contextmanager
-def running(worker: Worker) -> Iterator[None]:
-    thread = Thread(target=worker.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        thread.join(PATIENCE)
 
 
 def make_older(engine: Engine, span: timedelta) -> None:

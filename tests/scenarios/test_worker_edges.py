@@ -51,6 +51,17 @@ def crew_on(engine: Engine) -> Iterator[WorkerRuntime]:
     yield shared
 
 
+def settler_of(shared: WorkerRuntime) -> Settler:
+    return Settler(
+        shared.engine,
+        shared.ledger,
+        shared.identity,
+        shared.outage,
+        goes_on=lambda _: None,
+        tasks=shared.tasks,
+    )
+
+
 def claimed_by(logical_workers: WorkerRuntime, engine: Engine, count: int) -> list[Claimed]:
     with autocommitting(engine) as connection:
         attempts = Attempts(connection, logical_workers.identity.worker_id)
@@ -71,14 +82,7 @@ def test_more_results_than_the_server_takes_at_once_are_all_kept(engine: Engine)
     with engine.begin() as connection:
         enqueue_many(connection, MANY)
     with crew_on(engine) as shared:
-        settler = Settler(
-            shared.engine,
-            shared.ledger,
-            shared.identity,
-            shared.outage,
-            goes_on=lambda _: None,
-            tasks=shared.tasks,
-        )
+        settler = settler_of(shared)
         for claimed in claimed_by(shared, engine, MANY):
             shared.ledger.done(claimed, Succeeded(DIGITS))
 
@@ -109,14 +113,7 @@ def test_an_outcome_that_a_trigger_refuses_holds_up_no_other(
         bad, *others = enqueue_many(connection, 5)
         connection.execute(text(REFUSAL.format(job=bad)))
     with crew_on(engine) as shared:
-        settler = Settler(
-            shared.engine,
-            shared.ledger,
-            shared.identity,
-            shared.outage,
-            goes_on=lambda _: None,
-            tasks=shared.tasks,
-        )
+        settler = settler_of(shared)
         for claimed in claimed_by(shared, engine, 5):
             shared.ledger.done(claimed, outcome)
         settler.start()
@@ -180,14 +177,7 @@ def test_what_a_settler_has_not_written_when_it_gives_up_is_named(
     with engine.begin() as connection:
         enqueue_many(connection, 3)
     with crew_on(engine) as shared:
-        settler = Settler(
-            shared.engine,
-            shared.ledger,
-            shared.identity,
-            shared.outage,
-            goes_on=lambda _: None,
-            tasks=shared.tasks,
-        )
+        settler = settler_of(shared)
         jobs = claimed_by(shared, engine, 3)
         with engine.connect() as migration:
             migration.execute(text("LOCK TABLE pgqueue.jobs"))
