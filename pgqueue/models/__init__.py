@@ -18,7 +18,9 @@ from pgqueue.models.limit_bucket import LimitBucket
 from pgqueue.models.limit_place import LimitPlace
 from pgqueue.models.limit_settings import LimitSettings
 from pgqueue.models.message_queue import MessageQueue
+from pgqueue.models.operator_action import OperatorAction
 from pgqueue.models.paused_task import PausedTask
+from pgqueue.models.queue_minute import QueueMinute
 from pgqueue.models.queue_settings import QueueSettings
 from pgqueue.models.schedule import Schedule
 from pgqueue.models.schema_version import SchemaVersion
@@ -49,7 +51,9 @@ __all__ = [
     "BatchJob",
     "TaskMinute",
     "ErrorGroup",
+    "QueueMinute",
     "Deploy",
+    "OperatorAction",
     "SchemaVersion",
     "DEFAULT_QUEUE",
     "DEFAULT_PRIORITY",

@@ -19,6 +19,7 @@ class DeadLetter(Base):
     __table_args__ = (
         CheckConstraint("outcome IN ('failed', 'cancelled')", name="dead_letters_outcome"),
         Index("dead_letters_by_outcome", "outcome", "job_id"),
+        Index("dead_letters_by_task", "task", "job_id"),
         Index(
             "dead_letters_by_error",
             "fingerprint",

@@ -18,6 +18,7 @@ class ErrorGroup(Base):
     __tablename__ = "error_groups"
     __table_args__ = (
         CheckConstraint(times_in_range("first_at", "last_at"), name="error_groups_times"),
+        CheckConstraint(times_in_range("muted_until"), name="error_groups_muted"),
     )
 
     fingerprint: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
@@ -39,3 +40,5 @@ class ErrorGroup(Base):
     """The job of the last such attempt; it may have been deleted since."""
     message: Mapped[str]
     """The error message of that attempt, shortened; secrets are masked."""
+    muted_until: Mapped[datetime | None]
+    """Until then, the dashboard does not name the group among what needs someone."""

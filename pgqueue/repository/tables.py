@@ -22,7 +22,9 @@ from pgqueue.models import (
     LimitPlace,
     LimitSettings,
     MessageQueue,
+    OperatorAction,
     PausedTask,
+    QueueMinute,
     QueueSettings,
     Schedule,
     TaskMinute,
@@ -56,7 +58,9 @@ batches = _table(Batch)
 batch_jobs = _table(BatchJob)
 task_minutes = _table(TaskMinute)
 error_groups = _table(ErrorGroup)
+queue_minutes = _table(QueueMinute)
 deploys = _table(Deploy)
+operator_actions = _table(OperatorAction)
 
 AS_IT_STANDS: sa.ColumnElement[Any] = sa.literal_column("0")
 """An OFFSET that keeps the planner from reordering a sub-query: one probe by key for each row."""

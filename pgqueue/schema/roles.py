@@ -74,7 +74,10 @@ WORKER: Rights = {
     "batch_jobs": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     "task_minutes": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
     "error_groups": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
+    "queue_minutes": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
     "deploys": dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT),
+    # SELECT to find the old ones.
+    "operator_actions": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
 }
 DASHBOARD: Rights = {
     **VERSION,
@@ -110,8 +113,14 @@ DASHBOARD: Rights = {
     "batches": {"SELECT": ALL_OF_IT},
     "batch_jobs": {"SELECT": ALL_OF_IT},
     "task_minutes": {"SELECT": ALL_OF_IT},
-    "error_groups": {"SELECT": ALL_OF_IT},
+    "error_groups": {"SELECT": ALL_OF_IT, "UPDATE": "muted_until"},
+    "queue_minutes": {"SELECT": ALL_OF_IT},
     "deploys": {"SELECT": ALL_OF_IT},
+    # What was logged stays: only the progress of an action changes.
+    "operator_actions": {
+        **dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT),
+        "UPDATE": "jobs, skipped, first_ids, cursor, finished_at",
+    },
     "limits": {**dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT), "UPDATE": "capacity"},
     "leases": {**dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT), "UPDATE": "started_at"},
     "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),

@@ -10,7 +10,7 @@ from pgqueue.models.base import SCHEMA
 from pgqueue.models.schema_version import SchemaVersion
 from pgqueue.repository.tables import pg
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 """The version this code is written for.  Revision ``pgqueue_000N`` creates version N."""
 
 BY_PLACE = ("message_queue", "leases")

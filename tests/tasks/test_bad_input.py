@@ -249,7 +249,7 @@ def test_a_parameter_named_session_with_a_type_is_an_argument(shared: Engine) ->
 def test_an_unknown_task_is_named_with_those_that_are_known() -> None:
     with pytest.raises(UnknownTask, match=r"no task 'os.system' .*known are shop.broken_key, "):
         queue.find("os.system")
-    with pytest.raises(UnknownTask, match="no module with tasks is imported; .* by --app"):
+    with pytest.raises(UnknownTask, match=r"no module with tasks is imported; .* by --app"):
         PgQueue().find("os.system")
 
 

@@ -1,0 +1,36 @@
+"""How many jobs the queues had, by queue and minute."""
+
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, Integer, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from pgqueue.models.base import Base, times_in_range
+
+ZERO = text("0")
+
+
+class QueueMinute(Base):
+    """The jobs of one queue in one minute, by the clock of PostgreSQL.
+
+    One worker at a time counts the jobs, every ten seconds or more rarely if counting takes long;
+    the row has the last count of its minute.  Every worker adds the jobs that it has claimed.
+    """
+
+    __tablename__ = "queue_minutes"
+    __table_args__ = (CheckConstraint(times_in_range("at"), name="queue_minutes_times"),)
+
+    at: Mapped[datetime] = mapped_column(primary_key=True)
+    """The beginning of the minute."""
+    queue: Mapped[str] = mapped_column(primary_key=True)
+
+    waiting: Mapped[int | None] = mapped_column(Integer)
+    """Pending jobs, also those that are not due yet; NULL in a minute that was not counted."""
+    due: Mapped[int | None] = mapped_column(Integer)
+    """Of these, the jobs that are due."""
+    blocked: Mapped[int | None] = mapped_column(Integer)
+    running: Mapped[int | None] = mapped_column(Integer)
+    oldest_due_s: Mapped[int | None] = mapped_column(Integer)
+    """For how many seconds the oldest due job had been due; NULL if none was."""
+    started: Mapped[int] = mapped_column(Integer, server_default=ZERO)
+    """Jobs that workers have claimed, first attempts and retries."""
