@@ -7,7 +7,7 @@ are read backwards from the newest row of ``jobs``.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -26,6 +26,7 @@ from pgqueue.repository.tables import (
     AS_IT_STANDS,
     NEWLINE,
     SUCCEEDED,
+    array_of,
     batch_jobs,
     clock,
     dead_letters,
@@ -90,6 +91,10 @@ class JobFilter:
     """Only jobs that have failed with an error of this fingerprint."""
     are_waiting: bool = False
     """Of the pending and blocked jobs, only those that are not due yet."""
+    queues: frozenset[str] | None = None
+    """Only jobs of one of these queues: those that a user may see."""
+    tags: frozenset[str] | None = None
+    """Only jobs with one of these tags: those that a user may see."""
 
     def words(self, table: sa.Table, id: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
         """The conditions, without the status, for a table with columns task and queue."""
@@ -100,6 +105,7 @@ class JobFilter:
         found = [
             None if self.task is None else table.c.task == sa.cast(self.task, sa.Text),
             None if self.queue is None else table.c.queue == sa.cast(self.queue, sa.Text),
+            None if self.queues is None else table.c.queue == sa.any_(texts(self.queues)),
             None if self.before is None else id < self.before,
             None if self.after is None else id > self.after,
             None if self.batch is None else id.in_(of_batch),
@@ -107,6 +113,7 @@ class JobFilter:
         ]
         of_job: list[sa.ColumnElement[bool] | None] = [
             None if self.tag is None else jobs.c.tags.has_key(sa.cast(self.tag, sa.Text)),
+            None if self.tags is None else jobs.c.tags.has_any(texts(self.tags)),
             None if self.limit_key is None else has_limit_key(self.limit_key),
             None
             if self.unique_key is None
@@ -126,6 +133,11 @@ class JobFilter:
             each = sa.select(sa.and_(*words)).where(jobs.c.id == id).correlate_except(jobs)
             words = [each.scalar_subquery().is_(sa.true())]
         return [condition for condition in found if condition is not None] + words
+
+
+def texts(values: Iterable[str]) -> sa.ColumnElement[Any]:
+    """An array of texts; an empty one matches nothing."""
+    return sa.cast(sa.literal(array_of(sorted(values)), sa.Text), sa.ARRAY(sa.Text))
 
 
 def has_limit_key(key: str) -> sa.ColumnElement[bool]:

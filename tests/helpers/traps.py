@@ -41,7 +41,7 @@ SIMILAR = {
 """The types that stand beside an operator somewhere, and those that become one of them unasked."""
 
 OPERATORS = ["=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "||", "<<", "|", "?", "~", "~~"]
-OPERATORS += ["->", "->>"]
+OPERATORS += ["->", "->>", "?|"]
 REFERENCES = tuple(Reference(SCHEMA, "leases", "target_id", to) for to in ("jobs", "batches"))
 
 
@@ -64,6 +64,8 @@ def all_statements() -> Iterator[tuple[str, str]]:
             unique_key="key",
             older_than=timedelta(days=1),
             are_waiting=True,
+            queues=frozenset({"q"}),
+            tags=frozenset({"tag"}),
         )
         yield f"list_jobs {status}", words_of(pages.list_jobs(which, limit=9))
     pending = pages.list_pending(which, pages.Place(), limit=9)

@@ -1,14 +1,18 @@
 """What is known of one job, and of other sessions."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
-from pgqueue import JobNotFound
+from pgqueue import JobNotFound, JobStatus
 from pgqueue.repository.health import Health
-from pgqueue.repository.listing import Listing
+from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.pages import Pages
+from pgqueue.testing.databases import fresh_database
 
 
 def test_a_missing_job_is_named(session: Session) -> None:
@@ -27,3 +31,54 @@ def test_an_idle_transaction_is_named_with_its_process_and_age(
     [found] = [one for one in old if f"session {pid} of " in one.who]
     assert found.state == "idle in transaction"
     assert found.seconds >= 0
+
+
+IN_EACH_STATUS = """
+    INSERT INTO pgqueue.jobs (task, queue, tags, outcome, finished_at)
+    SELECT status, queue, tags,
+           CASE WHEN status IN ('succeeded', 'failed', 'cancelled') THEN status END,
+           CASE WHEN status IN ('succeeded', 'failed', 'cancelled') THEN clock_timestamp() END
+    FROM unnest(ARRAY['pending', 'running', 'blocked', 'succeeded', 'failed', 'cancelled'])
+         AS status,
+         (VALUES ('mail', '["vip", "eu"]'::jsonb), ('bulk', NULL)) AS job (queue, tags);
+    INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
+    SELECT queue, priority, run_at, id, task FROM pgqueue.jobs WHERE task = 'pending';
+    INSERT INTO pgqueue.waiting_messages (limit_keys, queue, priority, run_at, target_id, task)
+    SELECT 'key', queue, priority, run_at, id, task FROM pgqueue.jobs WHERE task = 'blocked';
+    INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id)
+    SELECT id, 0, 1, gen_random_uuid() FROM pgqueue.jobs WHERE task = 'running';
+    INSERT INTO pgqueue.dead_letters (job_id, outcome, queue, task)
+    SELECT id, outcome, queue, task FROM pgqueue.jobs WHERE outcome IN ('failed', 'cancelled');
+"""
+
+
+@pytest.fixture(scope="module")
+def one_that_fits(server_url: str, template_url: str) -> Iterator[Connection]:
+    """Two jobs in each status, of which the first is in queue mail and has tags."""
+    with (
+        fresh_database(server_url, template_url=template_url) as url,
+        create_engine(url, poolclass=NullPool).begin() as connection,
+    ):
+        connection.execute(text(IN_EACH_STATUS))
+        yield connection
+
+
+CONDITIONS = {
+    "of one of these queues": JobFilter(queues=frozenset({"mail", "other"})),
+    "with one of these tags": JobFilter(tags=frozenset({"vip", "other"})),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_a_condition_holds_in_every_status(one_that_fits: Connection, name: str) -> None:
+    for status in JobStatus:
+        which = replace(CONDITIONS[name], statuses=frozenset({status}))
+        listed = Pages(one_that_fits).page(which, limit=9).jobs
+
+        assert [(job.status, job.queue) for job in listed] == [(status, "mail")]
+        assert Listing(one_that_fits).ids(which) == [job.id for job in listed]
+
+
+def test_a_user_without_queues_sees_no_job(one_that_fits: Connection) -> None:
+    assert Listing(one_that_fits).ids(JobFilter(queues=frozenset())) == []
+    assert Listing(one_that_fits).ids(JobFilter(tags=frozenset())) == []
