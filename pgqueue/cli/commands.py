@@ -11,6 +11,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 
 from pgqueue.checks import shown
 from pgqueue.cli.app_loader import CliState
+from pgqueue.cli.dashboard import dashboard
 from pgqueue.cli.doctor import doctor
 from pgqueue.cli.jobs import enqueue, jobs
 from pgqueue.cli.lists import batches, failures, health, limits, stats, status, workers
@@ -150,6 +151,6 @@ for command in (
     *(worker, status, workers, health, doctor, quiet),
     *(jobs, enqueue, requeue, run_now, change, cancel),
     *(pause, resume, limits, set_limit, batches, schedules),
-    *(failures, stats),
+    *(failures, stats, dashboard),
 ):
     main.add_command(command)

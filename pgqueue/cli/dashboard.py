@@ -1,0 +1,70 @@
+"""``pgqueue dashboard``: the pages of the dashboard, served alone."""
+
+import os
+from pathlib import Path
+
+import click
+
+from pgqueue.cli.app_loader import CliState
+from pgqueue.cli.options import on_app
+
+USER, PASSWORD = "PGQUEUE_DASHBOARD_USER", "PGQUEUE_DASHBOARD_PASSWORD"  # names
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535))
+@click.option(
+    "--password-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help=f"A file with the password; else it is that of {PASSWORD}.",
+)
+@click.option("--insecure", is_flag=True, help="Ask for no password; on a loopback address only.")
+@click.option("--environment", default="", help="A word shown on each page, e.g. production.")
+@on_app
+def dashboard(
+    given: CliState,
+    host: str,
+    port: int,
+    password_file: Path | None,
+    insecure: bool,
+    environment: str,
+) -> None:
+    """Serve the dashboard, until Ctrl-C.
+
+    The user is that of PGQUEUE_DASHBOARD_USER, by default `operator`, with all rights.  In a web
+    application, mount it instead, behind the application's own login: queue.dashboard(...).
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue dashboard --insecure
+    """
+    try:
+        from pgqueue.dashboard.serving import is_loopback, serve
+    except ImportError as error:
+        raise click.ClickException(
+            f"The dashboard needs {error.name}: install sqlalchemy-pgqueue[dashboard]"
+        ) from error
+    password = os.environ.get(PASSWORD)
+    if password_file is not None:
+        password = password_file.read_text().rstrip("\r\n")
+    if insecure and not is_loopback(host):
+        raise click.UsageError(f"--insecure is for a loopback address, and {host} is none")
+    if not password and not insecure:
+        raise click.UsageError(
+            f"Which password? Set {PASSWORD}, or give --password-file; on your own machine "
+            "--insecure asks for none"
+        )
+    queue = given.application()
+    try:
+        serve(
+            queue,
+            host=host,
+            port=port,
+            user=os.environ.get(USER) or "operator",
+            password=None if insecure else password,
+            environment=environment,
+            around=queue.around_ticks(),
+            on_start=lambda address: click.echo(f"The dashboard is at {address}"),
+        )
+    except OSError as error:
+        raise click.ClickException(f"{host}:{port} cannot be opened: {error.strerror}") from error

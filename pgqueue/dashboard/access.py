@@ -1,0 +1,59 @@
+"""Who looks at the dashboard, and what this user may do."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pgqueue.errors import OptionError
+
+VIEW = "view"
+RIGHTS = frozenset(
+    (
+        VIEW,
+        "view_arguments",
+        "view_results",
+        "requeue",
+        "cancel",
+        "edit",
+        "enqueue",
+        "pause",
+        "limits",
+        "schedules",
+        "workers",
+    )
+)
+"""All rights.  ``view`` shows every page without arguments, results and tracebacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What ``authorize`` returns for a request.
+
+    ``user``: who it is; written into the log of every action.
+    ``rights``: names of :data:`RIGHTS`; by default only ``view``.
+    ``queues``, ``tags``: if given, the user sees only the jobs of these queues, and only those with
+    one of these tags, and acts on no other.
+
+    Raises OptionError for a right that does not exist.
+    """
+
+    user: str
+    rights: Collection[str] = (VIEW,)
+    queues: Collection[str] | None = None
+    tags: Collection[str] | None = None
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.rights) - RIGHTS:
+            raise OptionError(
+                f"Access: there is no right {sorted(unknown)[0]!r}; there are "
+                f"{', '.join(sorted(RIGHTS))}"
+            )
+        for name in ("rights", "queues", "tags"):
+            if isinstance(getattr(self, name), str):
+                raise OptionError(f"Access: {name} is one text; give a set of them")
+        if not isinstance(self.user, str) or not self.user:
+            raise OptionError("Access: user is no text, or an empty one; the log needs a name")
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the user sees only some of the jobs."""
+        return self.queues is not None or self.tags is not None

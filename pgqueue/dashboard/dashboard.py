@@ -1,0 +1,294 @@
+"""``Dashboard``: answers the requests of operators.
+
+It knows no web framework: a door passes it a Werkzeug request, and returns its response.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from functools import cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from werkzeug import Request, Response
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import Map, MapAdapter, Rule
+
+from pgqueue import redaction, schema
+from pgqueue.dashboard.access import Access
+from pgqueue.dashboard.pages import ROUTES
+from pgqueue.dashboard.protection import HEADERS, LARGEST_BODY, Tokens, is_foreign
+from pgqueue.dashboard.rendering import render, static_files
+from pgqueue.dashboard.routing import (
+    Answer,
+    Asked,
+    Done,
+    Download,
+    Page,
+    Refused,
+    Route,
+)
+from pgqueue.database.bounded import BoundedTransactions
+from pgqueue.database.callers import translated_errors
+from pgqueue.errors import (
+    BatchNotFound,
+    JobNotFound,
+    OptionError,
+    PgQueueError,
+    ScheduleNotFound,
+    SchemaError,
+    UnknownTask,
+)
+from pgqueue.job_queue import PgQueue
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+    from pgqueue.dashboard.blueprint import Blueprint
+
+logger = redaction.logger(__name__)
+
+Authorize = Callable[[Request], Access | Response | None]
+
+NOT_FOUND = (JobNotFound, BatchNotFound, ScheduleNotFound, UnknownTask)
+STATIC = "static_file"
+YEAR = 365 * 24 * 3600
+FOR_EVER = "public, max-age=31536000, immutable"
+
+
+class Dashboard:
+    """The pages of a queue, as one object that a web application mounts.
+
+    ``authorize`` is called with each request, and returns the :class:`Access` of its user; None
+    refuses the request, and a Response, such as a redirect to a login page, is passed on.  If it
+    raises, the request is refused; an HTTPException of Werkzeug, as by ``abort(401)``, is answered
+    as it says.
+    ``environment``: a word that each page shows, such as ``production``.
+    ``secret`` signs the forms; by default that of the queue, in Flask the ``SECRET_KEY``.  All
+    processes that serve the dashboard need the same.
+
+    Raises OptionError without a function ``authorize``.
+    """
+
+    def __init__(
+        self,
+        queue: PgQueue,
+        *,
+        authorize: Authorize,
+        environment: str = "",
+        secret: str | None = None,
+    ) -> None:
+        if not callable(authorize):
+            raise OptionError(
+                "the dashboard needs authorize=, a function that says who may see it: it is given "
+                "the request, and returns an Access, or None to refuse"
+            )
+        self.queue = queue
+        self.environment = environment
+        self._authorize = authorize
+        self._secret = secret
+        self._transactions: WeakKeyDictionary[Engine, BoundedTransactions] = WeakKeyDictionary()
+        self._lock = Lock()
+        self.around: Callable[[], AbstractContextManager[object]] = nullcontext
+        """The context manager around each request that comes by :attr:`wsgi`."""
+
+    # The doors
+
+    def wsgi(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        """The dashboard as a WSGI application."""
+        request = Request(environ)
+        with self.around():
+            response = self.answer(request, root=request.root_path, path=request.path)
+        return response(environ, start_response)
+
+    def blueprint(self, name: str = "pgqueue_dashboard", url_prefix: str = "/jobs") -> "Blueprint":
+        """The dashboard as a blueprint of Flask, for ``app.register_blueprint``."""
+        from pgqueue.dashboard.blueprint import blueprint  # not where there is no Flask
+
+        return blueprint(self.answer, name, url_prefix)
+
+    # The requests
+
+    def answer(self, request: Request, *, root: str, path: str) -> Response:
+        """Answer a request; ``root``: where the dashboard is mounted, ``path``: what follows."""
+        adapter = _map().bind(request.host, script_name=root or "/", path_info=path)
+        adapter.default_method = request.method
+        try:
+            response = self._answered(request, adapter)
+        except HTTPException as error:
+            response = error.get_response(request.environ)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    def _answered(self, request: Request, adapter: MapAdapter) -> Response:
+        endpoint, values = adapter.match(method=request.method)
+        if endpoint == STATIC:
+            return _static(**values)
+        access = self._access(request)
+        if not isinstance(access, Access):
+            return access
+        asked = Asked(self.queue, access, request, adapter, self._bounded)
+        try:
+            answer = self._checked(asked, _routes()[endpoint], values)
+            response = self._response(asked, answer)
+        except BaseException as error:
+            asked.finish(error)
+            if isinstance(error, HTTPException) or not isinstance(error, Exception):
+                raise
+            return self._refusal(asked, error)
+        asked.finish()
+        return response
+
+    def _access(self, request: Request) -> Access | Response:
+        try:
+            access = self._authorize(request)
+        except HTTPException:
+            raise
+        except Exception:  # the application's function may raise anything
+            logger.exception("authorize of the dashboard has failed; the request is refused")
+            access = None
+        if access is None:
+            return Response("You may not see this page.", 403, content_type="text/plain")
+        if isinstance(access, Access | Response):
+            return access
+        logger.error("authorize of the dashboard returned %s, no Access", type(access).__name__)
+        return Response("You may not see this page.", 403, content_type="text/plain")
+
+    def _checked(self, asked: Asked, route: Route, values: Mapping[str, Any]) -> Answer:
+        if not asked.may(route.right):
+            raise Refused(f"this needs the right {route.right!r}, which you do not have", 403)
+        if route.method == "POST":
+            self._check_form(asked)
+        with translated_errors():
+            return route.answer(asked, **values)
+
+    def _check_form(self, asked: Asked) -> None:
+        request = asked.request
+        if request.content_length is None or request.content_length > LARGEST_BODY:
+            raise Refused(f"the form has more than {LARGEST_BODY // 1024} kB", 413)
+        if is_foreign(request):
+            raise Refused("the form was sent by another site; nothing was changed", 403)
+        if not self._tokens.is_form(request.form.get("csrf", ""), asked.access.user):
+            raise Refused("the form is too old; go back, load the page again, and repeat it", 403)
+
+    # The responses
+
+    def _response(self, asked: Asked, answer: Answer) -> Response:
+        if isinstance(answer, Done):
+            response = Response(status=303, headers={"Location": self._with_message(answer)})
+            for name, value in answer.cookies.items():
+                path = asked.url("you").removesuffix("you")
+                response.set_cookie(
+                    name, value, max_age=YEAR, path=path, httponly=True, samesite="Lax"
+                )
+            return response
+        if isinstance(answer, Download):
+            response = Response(_pieces(answer), content_type=answer.media_type)
+            response.headers["Content-Disposition"] = f'attachment; filename="{answer.name}"'
+            return response
+        return self._html(asked, answer, now=asked.now)
+
+    def _with_message(self, done: Done) -> str:
+        if not done.words:
+            return done.to
+        mark = "&" if "?" in done.to else "?"
+        return f"{done.to}{mark}message={self._tokens.message(done.words)}"
+
+    def _refusal(self, asked: Asked, error: Exception) -> Response:
+        """The page for a request that was not answered; what it had changed is undone."""
+        match error:
+            case Refused():
+                words, status = str(error), error.status
+            case SchemaError() | PoolTimeout():
+                words, status = str(error), 503
+            case PgQueueError():
+                words, status = str(error), 404 if isinstance(error, NOT_FOUND) else 409
+            case DBAPIError():
+                logger.warning("a page of the dashboard: %s", error.orig)
+                words = f"the database did not answer: {str(error.orig).partition(chr(10))[0]}"
+                status = 503
+            case _:
+                logger.exception("a page of the dashboard has failed", exc_info=error)
+                words, status = "this page has failed; the log of the server says why", 500
+        page = Page("refused.html", title="Refused", status=status, words=redaction.redacted(words))
+        return self._html(asked, page, now=datetime.now(UTC))
+
+    def _html(self, asked: Asked, page: Page, *, now: datetime) -> Response:
+        message = self._tokens.words(asked.request.args.get("message", ""))
+        variables = {
+            "asked": asked,
+            "url": asked.url,
+            "here": asked.here,
+            "may": asked.may,
+            "static": lambda name: asked.url(STATIC, digest=static_files()[name].digest, name=name),
+            "csrf_token": self._tokens.form(asked.access.user),
+            "environment": self.environment,
+            "theme": asked.request.cookies.get("pgqueue_theme", ""),
+            "is_live": asked.request.cookies.get("pgqueue_live", "on") != "off",
+            "message": message,
+            "title": page.title,
+            "shell": page.shell,
+            "now": now,
+            "left_out": asked.left_out,
+        }
+        html = render(page.template, {**variables, **page.variables})
+        return Response(html, page.status, content_type="text/html; charset=utf-8")
+
+    # What the requests share
+
+    @property
+    def _tokens(self) -> Tokens:
+        secret = self._secret or self.queue.secret
+        if not secret:
+            raise OptionError(
+                "there is no secret to sign the forms of the dashboard: give PgQueue(secret=...) "
+                "or dashboard(secret=...), in a Flask application the SECRET_KEY"
+            )
+        return Tokens(secret)
+
+    def _bounded(self) -> BoundedTransactions | None:
+        """The transactions on the queue's engine; None if the queue is bound to a Connection."""
+        if self.queue.connection is not None:
+            return None
+        engine = self.queue.engine
+        with self._lock:
+            if engine not in self._transactions:
+                made = BoundedTransactions(engine)
+                with made.begin(read_only=True) as session:
+                    schema.verify(session.connection())
+                self._transactions[engine] = made
+            return self._transactions[engine]
+
+
+@cache
+def _routes() -> dict[str, Route]:
+    """All routes, by endpoint.  Raises ValueError if two have the same."""
+    routes = {route.endpoint: route for route in ROUTES}
+    if len(routes) != len(ROUTES):
+        raise ValueError("two routes of the dashboard have the same endpoint")
+    return routes
+
+
+@cache
+def _map() -> Map:
+    """The addresses of all routes."""
+    rules = [Rule(route.rule, endpoint=route.endpoint, methods=[route.method]) for route in ROUTES]
+    static = Rule("/static/<digest>/<path:name>", endpoint=STATIC, methods=["GET"])
+    return Map([*rules, static], strict_slashes=False)
+
+
+def _static(digest: str, name: str) -> Response:
+    file = static_files().get(name)
+    if file is None or file.digest != digest:
+        return Response("There is no such file.", 404, content_type="text/plain")
+    return Response(file.content, content_type=file.media_type, headers={"Cache-Control": FOR_EVER})
+
+
+def _pieces(download: Download) -> Iterator[bytes]:
+    for piece in download.pieces:
+        yield piece.encode()

@@ -1,0 +1,306 @@
+"""What a page is: a route, the request as its function sees it, and what the function returns."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Literal, NoReturn, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+from werkzeug import Request
+from werkzeug.routing import MapAdapter
+
+from pgqueue.dashboard.access import VIEW, Access
+from pgqueue.database.bounded import BoundedTransactions
+from pgqueue.errors import JobNotFound
+from pgqueue.job_queue import PgQueue
+from pgqueue.models import Job, OperatorAction
+from pgqueue.repository.listing import JobFilter
+
+T = TypeVar("T")
+
+LONGEST_TEXT = 1000
+LARGEST = 2**63 - 1
+MOST_IDS = 200
+SENT_TOO_LATE = ("57014", "55P03")
+"""The codes of a statement that has met its time limit, and of a lock that was not free in time."""
+
+
+class Refused(Exception):
+    """A request that is not answered; the page shows these words, and nothing is changed."""
+
+    def __init__(self, words: str, status: int = 400) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+class Page:
+    """A template with its variables.
+
+    ``title``: of the page.  ``shell``: the command that shows or does the same.
+    """
+
+    def __init__(
+        self, template: str, *, title: str, shell: str = "", status: int = 200, **variables: Any
+    ) -> None:
+        self.template = template
+        self.title = title
+        self.shell = shell
+        self.status = status
+        self.variables = variables
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An action that has been done: the browser goes to a page, which says so once."""
+
+    words: str
+    to: str
+    cookies: Mapping[str, str] = field(default_factory=dict)
+    """Choices of the user that the browser keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A file, such as a list as CSV, in pieces of text."""
+
+    name: str
+    pieces: Iterable[str]
+    media_type: str = "text/csv; charset=utf-8"
+
+
+Answer = Page | Done | Download
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An address, the function that answers it, and the right that it needs.
+
+    GET reads in a transaction that is READ ONLY; only POST changes something.
+    """
+
+    rule: str
+    answer: Callable[..., Answer]
+    method: Literal["GET", "POST"] = "GET"
+    right: str = VIEW
+
+    @property
+    def endpoint(self) -> str:
+        """The name of the route in :meth:`Asked.url`."""
+        return self.answer.__name__
+
+
+class Asked:
+    """A request, as the function of a page sees it."""
+
+    def __init__(
+        self,
+        queue: PgQueue,
+        access: Access,
+        request: Request,
+        adapter: MapAdapter,
+        transactions: Callable[[], BoundedTransactions | None],
+    ) -> None:
+        self.queue = queue
+        self.access = access
+        self.request = request
+        self.left_out: list[str] = []
+        """The parts of the page that took too long."""
+        self._adapter = adapter
+        self._transactions = transactions
+        self._stack = ExitStack()
+
+    # What the user may do
+
+    def may(self, right: str) -> bool:
+        return right in self.access.rights
+
+    def scope(self, which: JobFilter) -> JobFilter:
+        """The filter, of the jobs that the user may see."""
+        queues, tags = self.access.queues, self.access.tags
+        return replace(
+            which,
+            queues=None if queues is None else frozenset(queues),
+            tags=None if tags is None else frozenset(tags),
+        )
+
+    def check_queue(self, name: str) -> None:
+        """Raises Refused for a queue that the user may not see."""
+        if self.access.queues is not None and name not in self.access.queues:
+            raise Refused(f"there is no queue {name!r}", 404)
+
+    def check_jobs(self, job_ids: Collection[int]) -> None:
+        """Raises JobNotFound for a job that does not exist, or that the user may not see."""
+        if not self.access.is_limited:
+            return
+        queues, tags = self.access.queues, self.access.tags
+        seen = sa.select(Job.id).where(Job.id.in_(job_ids))
+        if queues is not None:
+            seen = seen.where(Job.queue.in_(queues))
+        if tags is not None:
+            seen = seen.where(sa.or_(*(Job.tags.has_key(tag) for tag in tags), sa.false()))
+        if missing := set(job_ids) - set(self.session.scalars(seen)):
+            raise JobNotFound(f"there is no job {min(missing)}")
+
+    # The database
+
+    @cached_property
+    def session(self) -> Session:
+        """The Session of this request: READ ONLY for a GET, else committed after the answer."""
+        is_post = self.request.method == "POST"
+        return self._stack.enter_context(self.transaction(read_only=not is_post))
+
+    @contextmanager
+    def transaction(self, *, read_only: bool = False) -> Iterator[Session]:
+        """A transaction of its own, committed at the end of the block.
+
+        For actions that commit several times; they must not use :attr:`session` meanwhile.
+        """
+        bounded = self._transactions()
+        if bounded is None:  # the queue of a test is bound to one Connection
+            with self.queue.session() as session, session.begin():
+                yield session
+        else:
+            with bounded.begin(read_only=read_only) as session:
+                yield session
+
+    def part(self, what: str, read: Callable[[Session], T]) -> T | None:
+        """Read a part of the page; None if it took too long, and the page says so.
+
+        ``what``: as in "<what> took too long and is left out".
+        """
+        try:
+            with self.session.begin_nested():
+                return read(self.session)
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) not in SENT_TOO_LATE:
+                raise
+            self.left_out.append(what)
+            return None
+
+    @cached_property
+    def now(self) -> datetime:
+        """The time of the request, by the clock of PostgreSQL."""
+        now: datetime = self.session.execute(sa.select(sa.func.statement_timestamp())).scalar_one()
+        return now
+
+    def log(
+        self,
+        action: str,
+        target: Mapping[str, Any],
+        *,
+        options: Mapping[str, Any] | None = None,
+        job_ids: Collection[int] = (),
+        before: Mapping[str, Any] | None = None,
+        after: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write an action into the log, in the transaction of :attr:`session`."""
+        self.session.add(
+            OperatorAction(
+                actor=self.access.user,
+                action=action,
+                target=dict(target),
+                options=dict(options or {}),
+                reason=self.posted("reason"),
+                jobs=len(job_ids),
+                first_ids=sorted(job_ids)[:20],
+                before=before,
+                after=after,
+                finished_at=sa.func.clock_timestamp(),
+            )
+        )
+        self.session.flush()
+
+    # The parameters
+
+    @property
+    def form(self) -> Mapping[str, str]:
+        """The raw form, one text for each name."""
+        return self.request.form
+
+    def text(self, name: str, default: str = "", *, longest: int = LONGEST_TEXT) -> str:
+        """A parameter of the address."""
+        return _checked(name, self.request.args.get(name, default), longest)
+
+    def posted(self, name: str, default: str = "", *, longest: int = LONGEST_TEXT) -> str:
+        """A field of the form."""
+        return _checked(name, self.request.form.get(name, default), longest)
+
+    def whole(
+        self, name: str, default: int | None = None, low: int = 0, high: int = LARGEST
+    ) -> int | None:
+        """A whole number of the address."""
+        return _whole(name, self.request.args.get(name, ""), default, low, high)
+
+    def posted_whole(
+        self, name: str, default: int | None = None, low: int = 0, high: int = LARGEST
+    ) -> int | None:
+        """A whole number of the form."""
+        return _whole(name, self.request.form.get(name, ""), default, low, high)
+
+    def one_of(self, name: str, choices: Collection[str], default: str) -> str:
+        """A parameter of the address that is one of these words."""
+        value = self.text(name) or default
+        if value not in choices:
+            raise Refused(f"{name} is {value!r}; give one of {', '.join(choices)}")
+        return value
+
+    def ids(self, name: str = "id") -> list[int]:
+        """The ids that are checked in a form, at most 200."""
+        texts = self.request.form.getlist(name)
+        if len(texts) > MOST_IDS:
+            raise Refused(f"more than {MOST_IDS} jobs are selected")
+        return [_number(name, text, 1, LARGEST) for text in texts]
+
+    # The addresses
+
+    def url(self, endpoint: str, **values: Any) -> str:
+        """The address of a page, relative to the host; values that are None are left out."""
+        given = {name: value for name, value in values.items() if value is not None}
+        return self._adapter.build(endpoint, given)
+
+    def here(self, **values: Any) -> str:
+        """The address of this page with other parameters; those that are None are left out."""
+        kept = {name: value for name, value in self.request.args.items() if name != "message"}
+        endpoint, of_path = self._adapter.match()
+        return self.url(endpoint, **{**kept, **of_path, **values})
+
+    def back(self) -> str:
+        """The address of the page with the form, as the form's field ``back`` has it."""
+        address = self.posted("back", longest=4 * LONGEST_TEXT)
+        root = self._adapter.script_name
+        is_here = address.startswith(root) and not address.startswith("//")
+        return address if is_here and "\\" not in address else root
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Commit what was done, or undo it."""
+        if error is None:
+            self._stack.close()
+        else:
+            self._stack.__exit__(type(error), error, error.__traceback__)
+
+
+def _checked(name: str, value: str, longest: int) -> str:
+    if len(value) > longest:
+        raise Refused(f"{name} has more than {longest} characters")
+    if "\0" in value:
+        raise Refused(f"{name} has a NUL character")
+    return value.encode(errors="replace").decode()
+
+
+def _whole(name: str, text: str, default: int | None, low: int, high: int) -> int | None:
+    return _number(name, text, low, high) if text else default
+
+
+def _number(name: str, text: str, low: int, high: int) -> int:
+    if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit():
+        _refuse(name, text, low, high)
+    number = int(text) if len(text) < 25 else high + 1
+    return number if low <= number <= high else _refuse(name, text, low, high)
+
+
+def _refuse(name: str, text: str, low: int, high: int) -> NoReturn:
+    raise Refused(f"{name} is {text[:40]!r}; give a whole number from {low} to {high}")
