@@ -7,6 +7,8 @@ The threads that settle attempts add one number a task and batch, and nothing is
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import log
+from random import random
 from threading import Lock
 from typing import Any
 
@@ -46,6 +48,17 @@ NOT_STARTED = (Released, Unreadable, Exhausted, Expired)
 
 Key = tuple[int, str, str, int]
 """Minute since 1970, task, column, and for a duration its bucket."""
+
+
+def attempts_to_skip(one_in: int) -> int:
+    """Draw how many attempts to skip before one is measured, if one of so many is, by chance.
+
+    As if each were drawn alone, so that a new number may be drawn at any time; a thousand quick
+    jobs need eight draws.
+    """
+    if one_in == 1:
+        return 0
+    return int(log(1.0 - random()) / log(1.0 - 1.0 / one_in))  # noqa: S311  # no secret
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from pgqueue.worker.attempt_counts import (
     MOST_TASKS,
     OTHER,
     AttemptCounts,
+    attempts_to_skip,
 )
 from pgqueue.worker.server_clock import ServerClock
 
@@ -61,6 +62,17 @@ def test_of_many_attempts_some_are_measured_and_each_counts_for_several(
     counts.ran(attempt(), None, counts_for=counts.one_in)
 
     assert counts.take().minutes()[0]["ran"][0] == one_in
+
+
+@pytest.mark.parametrize("one_in", [1, 2, 125])
+def test_one_of_so_many_attempts_is_measured_on_average(one_in: int) -> None:
+    measured = 20_000
+
+    skipped = sum(attempts_to_skip(one_in) for _ in range(measured))
+
+    # Seven standard deviations: fails once in 10^11 runs.
+    bound = 7 * one_in / measured**0.5
+    assert 1 + skipped / measured == pytest.approx(one_in, abs=bound if one_in > 1 else 0)
 
 
 def test_an_attempt_whose_handler_was_not_called_has_no_duration(counts: AttemptCounts) -> None:

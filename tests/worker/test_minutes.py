@@ -109,6 +109,24 @@ def test_each_attempt_counts_once_however_it_has_ended(queue: PgQueue, engine: E
     assert (deploy.application, deploy.version, group.first_version) == ("shop", "v1", "v1")
 
 
+def test_of_a_long_drain_some_attempts_are_measured_and_stand_for_all(
+    queue: PgQueue, engine: Engine
+) -> None:
+    @queue.task(name="plain")
+    def plain(number: int) -> None: ...
+
+    attempts = 5000
+    with queue.session() as session:
+        plain.enqueue_many(session, [(number,) for number in range(attempts)])
+        session.commit()
+
+    endings(Worker(queue, concurrency=1))
+
+    ran = sum(sum(row.ran) for row in stored(engine, TaskMinute))
+    # About forty are measured: five standard deviations to either side.
+    assert attempts / 5 < ran < 2 * attempts
+
+
 def test_the_crash_of_a_worker_is_counted_by_the_one_that_rescues(
     queue: PgQueue, engine: Engine
 ) -> None:
