@@ -67,11 +67,12 @@ def upgrade() -> None:
         "queue_minutes",
         sa.Column("at", MOMENT, nullable=False),
         sa.Column("queue", sa.Text, nullable=False),
+        sa.Column("counted_at", MOMENT),
         *(sa.Column(name, sa.Integer) for name in ("waiting", "due", "blocked", "running")),
         sa.Column("oldest_due_s", sa.Integer),
         number("started"),
         sa.PrimaryKeyConstraint("at", "queue", name=op.f("queue_minutes_pkey")),
-        sa.CheckConstraint(in_range("at"), name=op.f("queue_minutes_times")),
+        sa.CheckConstraint(in_range("at", "counted_at"), name=op.f("queue_minutes_times")),
         schema=SCHEMA,
     )
     op.execute(f'ALTER TABLE "{SCHEMA}".queue_minutes SET ({ROOM_FOR_UPDATES})')

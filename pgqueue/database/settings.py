@@ -49,6 +49,13 @@ PRUNING = {
     "synchronous_commit": "off",
 }
 
+COUNTING = {
+    **UPKEEP,
+    # A count is done without if another transaction locks the tables.
+    "lock_timeout": "250",
+    "synchronous_commit": "off",
+}
+
 SCHEDULING = {
     **dict.fromkeys(PLANNER, "off"),
     **UPKEEP,

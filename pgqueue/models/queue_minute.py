@@ -18,14 +18,19 @@ class QueueMinute(Base):
     """
 
     __tablename__ = "queue_minutes"
-    __table_args__ = (CheckConstraint(times_in_range("at"), name="queue_minutes_times"),)
+    __table_args__ = (
+        CheckConstraint(times_in_range("at", "counted_at"), name="queue_minutes_times"),
+    )
 
     at: Mapped[datetime] = mapped_column(primary_key=True)
     """The beginning of the minute."""
     queue: Mapped[str] = mapped_column(primary_key=True)
+    """Empty in a row without jobs that each count writes."""
 
+    counted_at: Mapped[datetime | None]
+    """When the jobs were counted last; NULL, as the next columns, in a minute without a count."""
     waiting: Mapped[int | None] = mapped_column(Integer)
-    """Pending jobs, also those that are not due yet; NULL in a minute that was not counted."""
+    """Pending jobs, also those that are not due yet."""
     due: Mapped[int | None] = mapped_column(Integer)
     """Of these, the jobs that are due."""
     blocked: Mapped[int | None] = mapped_column(Integer)

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.repository.tables import (
     document,
+    equal,
     pg,
     seconds,
     task_minutes,
@@ -105,19 +106,22 @@ def durations_lately(*, of_task: bool) -> sa.Executable:
 
 
 @cache
-def prune_minutes() -> sa.Executable:
-    """Delete some of the minutes whose time is over."""
+def prune_task_minutes() -> sa.Executable:
+    return delete_old(task_minutes)
+
+
+def delete_old(minutes: sa.Table) -> sa.Executable:
+    """Delete some of the rows whose time is over."""
     kept: sa.ColumnElement[Any] = sa.literal_column(f"interval '{KEPT.days} days'")
+    keys = list(minutes.primary_key)
     old = (
-        sa.select(task_minutes.c.at, task_minutes.c.task)
-        .where(task_minutes.c.at < pg.statement_timestamp() - kept)
+        sa.select(*keys)
+        .where(minutes.c.at < pg.statement_timestamp() - kept)
         .limit(sa.literal_column(str(MOST)))
         .with_for_update(skip_locked=True)
         .cte("old")
     )
-    return sa.delete(task_minutes).where(
-        task_minutes.c.at == old.c.at, task_minutes.c.task == old.c.task
-    )
+    return sa.delete(minutes).where(*equal(minutes, old, (key.name for key in keys)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,5 +185,5 @@ class TaskMinutes:
 
     def prune(self) -> bool:
         """Delete some minutes whose time is over; whether there may be more."""
-        result: Any = self._executor.execute(prune_minutes())
+        result: Any = self._executor.execute(prune_task_minutes())
         return bool(result.rowcount >= MOST)

@@ -1,13 +1,14 @@
-"""Counts in memory how attempts end, for the statistics.
+"""Counts in memory how attempts begin and end, for the statistics.
 
 The threads that settle attempts add one number a task and batch, and nothing is written here:
 :mod:`pgqueue.worker.duties.minutes` writes every ten seconds what was counted.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import log
+from operator import attrgetter
 from random import random
 from threading import Lock
 from typing import Any
@@ -77,6 +78,8 @@ class Counted:
     numbers: Counter[Key] = field(default_factory=Counter)
     errors: Counter[tuple[int, str]] = field(default_factory=Counter)
     """Failed attempts by fingerprint and task."""
+    started: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """Claimed jobs by minute and queue."""
     last_errors: dict[tuple[int, str], LastError] = field(default_factory=dict)
 
     def minutes(self) -> list[dict[str, Any]]:
@@ -96,6 +99,13 @@ class Counted:
             else:
                 row[column] += number
         return list(rows.values())
+
+    def queues(self) -> list[dict[str, Any]]:
+        """The claimed jobs as rows, one for each minute and queue."""
+        return [
+            {"minute": minute, "queue": queue, "started": number}
+            for (minute, queue), number in self.started.items()
+        ]
 
     def groups(self) -> list[dict[str, Any]]:
         """The errors as rows, one for each group."""
@@ -125,9 +135,16 @@ class AttemptCounts:
         self.one_in = 1
         """Of so many attempts, the slots measure one, which they choose by chance."""
 
-    def claimed(self, number: int) -> None:
-        """Learn how many jobs a claim has brought: of many, some are measured."""
-        self.one_in = max(number // MOST_MEASURED, 1)
+    def claimed(self, jobs: Sequence[Claimed]) -> None:
+        """Count the jobs of a claim, by queue.  Of many, some are measured."""
+        self.one_in = max(len(jobs) // MOST_MEASURED, 1)
+        by_queue = Counter(map(attrgetter("queue"), jobs))
+        minute = int(self._clock.now() // MINUTE)
+        with self._lock:
+            started = self._counted.started
+            for queue, number in by_queue.items():
+                if (minute, queue) in started or len(started) < MOST_COUNTERS:
+                    started[minute, queue] += number
 
     def succeeded(self, tasks: Iterable[str]) -> None:
         """Count a batch of attempts that have succeeded, by their tasks."""
@@ -178,6 +195,7 @@ class AttemptCounts:
         with self._lock:
             self._counted.numbers.update(counted.numbers)
             self._counted.errors.update(counted.errors)
+            self._counted.started.update(counted.started)
             for key, last in counted.last_errors.items():
                 self._counted.last_errors.setdefault(key, last)
 

@@ -231,7 +231,7 @@ class Claimer(Loop):
         self._prefetch.claimed(taken=claim.taken, left=claim.left, limit=limit, is_ahead=ahead)
         runtime.clock.read(claim.read_at, began)
         if claim.rows and runtime.statistics is not None:
-            runtime.statistics.claimed(len(claim.rows))
+            runtime.statistics.claimed(claim.rows)
         if claim.rows:
             self._empty_claims = self._false_alarms = 0
         if self._prefetch.was_full:

@@ -28,6 +28,7 @@ from pgqueue.worker.config import WorkerConfig
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.batches import BatchEnder
+from pgqueue.worker.duties.depths import DepthCounter
 from pgqueue.worker.duties.minutes import MinuteWriter
 from pgqueue.worker.duties.prune import Pruner
 from pgqueue.worker.duties.rescue import Rescuer
@@ -131,11 +132,12 @@ class Supervisor:
             tasks, names = runtime.tasks, runtime.task_names
             self._scheduler = Scheduler(self._engine, queue, tasks, names, outage)
             batch_ender = BatchEnder(self._engine, outage, notify=queue.notify)
-        minutes: MinuteWriter | None = None
+        minutes, counter = None, None
         if runtime.statistics is not None:
             minutes = MinuteWriter(
                 runtime.statistics, application=queue.application, version=queue.version
             )
+            counter = DepthCounter(self._engine, outage)
         self._rescuer = Rescuer(
             self._engine,
             identity,
@@ -146,6 +148,7 @@ class Supervisor:
             ticking=self._scheduler,
             ending=batch_ender,
             minutes=minutes,
+            counting=counter,
         )
         self._heartbeat = Heartbeat(
             self._engine,
@@ -156,7 +159,7 @@ class Supervisor:
             on_death=self._give_up_all,
         )
         pruner = Pruner(self._engine, runtime.retention, outage)
-        duties = (self._heartbeat, self._rescuer, pruner, self._scheduler, batch_ender)
+        duties = (self._heartbeat, self._rescuer, pruner, self._scheduler, batch_ender, counter)
         self._duties: list[Loop] = [loop for loop in duties if loop is not None]
         """The loops that run before the first claim."""
         self._loops: list[Loop] = [

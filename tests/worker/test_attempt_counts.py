@@ -53,11 +53,11 @@ def failed(number: int) -> Failed:
     return Failed(ErrorReport(f"Error{number}", "no", ""))
 
 
-@pytest.mark.parametrize(("claimed", "one_in"), [(1, 1), (MOST_MEASURED, 1), (1000, 125)])
+@pytest.mark.parametrize(("number", "one_in"), [(1, 1), (MOST_MEASURED, 1), (1000, 125)])
 def test_of_many_attempts_some_are_measured_and_each_counts_for_several(
-    counts: AttemptCounts, claimed: int, one_in: int
+    counts: AttemptCounts, number: int, one_in: int
 ) -> None:
-    counts.claimed(claimed)
+    counts.claimed([claimed()] * number)
 
     counts.ran(attempt(), None, counts_for=counts.one_in)
 
@@ -118,22 +118,29 @@ def test_numbers_that_cannot_be_written_are_bounded(counts: AttemptCounts) -> No
     counts.succeeded(["t"])
     for number in range(MOST_COUNTERS):
         counts._counted.numbers[number, "t", "failed", 0] += 1
+        counts._counted.started[number, "q"] += 1
 
     counts.succeeded(["t", "new"])
+    counts.claimed([claimed()])
 
-    assert len(counts.take().numbers) == MOST_COUNTERS + 1
+    taken = counts.take()
+    assert len(taken.numbers) == MOST_COUNTERS + 1
+    assert len(taken.started) == MOST_COUNTERS
 
 
 def test_what_is_given_back_is_added_to_what_was_counted_meanwhile(counts: AttemptCounts) -> None:
     counts.succeeded(["t", "t"])
     end(counts, failed(1), "failed")
+    counts.claimed([claimed()])
     taken = counts.take()
     counts.succeeded(["t"])
     end(counts, failed(1), "failed")
+    counts.claimed([claimed()])
     counts.give_back(taken)
 
     again = counts.take()
 
+    assert sum(row["started"] for row in again.queues()) == 2
     assert sum(row["succeeded"] for row in again.minutes()) == 3
     assert [row["attempts"] for row in again.groups()] == [2]
 

@@ -23,6 +23,7 @@ from pgqueue import (
     ErrorGroup,
     JobContext,
     PgQueue,
+    QueueMinute,
     Retry,
     Snooze,
     TaskMinute,
@@ -105,6 +106,8 @@ def test_each_attempt_counts_once_however_it_has_ended(queue: PgQueue, engine: E
     [group] = stored(engine, ErrorGroup)
     assert (group.error_type, group.message, group.attempts) == ("ValueError", "planned", 3)
     assert group.place.endswith("fails")
+    started = sum(row.started for row in stored(engine, QueueMinute))
+    assert started == len(queue.tasks) + 2  # two retries
     [deploy] = stored(engine, Deploy)
     assert (deploy.application, deploy.version, group.first_version) == ("shop", "v1", "v1")
 
@@ -149,6 +152,7 @@ def test_without_statistics_nothing_is_written(queue: PgQueue, engine: Engine) -
     endings(Worker(queue, statistics=False))
 
     assert stored(engine, TaskMinute) == []
+    assert stored(engine, QueueMinute) == []
     assert stored(engine, Deploy) == []
 
 

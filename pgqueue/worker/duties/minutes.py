@@ -7,6 +7,7 @@ from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
 from pgqueue.repository.error_groups import ErrorGroups
+from pgqueue.repository.queue_minutes import QueueMinutes
 from pgqueue.repository.task_minutes import TaskMinutes
 from pgqueue.worker.attempt_counts import AttemptCounts
 from pgqueue.worker.outage import words_of
@@ -45,11 +46,12 @@ class MinuteWriter:
         """
         self._due_at = time.monotonic() + EVERY
         counted = self._counts.take()
-        if not counted.numbers:
+        if not counted.numbers and not counted.started:
             return
         try:
             with connection.begin():
                 TaskMinutes(connection).add(counted.minutes())
+                QueueMinutes(connection).add_started(counted.queues())
                 groups = ErrorGroups(connection)
                 if counted.errors:
                     groups.add(counted.groups(), version=self._version)

@@ -19,6 +19,7 @@ from pgqueue.database.settings import PRUNING
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.prune import Pruning
+from pgqueue.repository.queue_minutes import QueueMinutes
 from pgqueue.repository.references import Reference
 from pgqueue.repository.task_minutes import TaskMinutes
 from pgqueue.rules.retention import Retention
@@ -244,7 +245,7 @@ class PruneRound:
     def _prune_statistics(self, connection: Connection) -> Progress:
         with connection.begin():
             ErrorGroups(connection).prune()
-            is_more = TaskMinutes(connection).prune()
+            is_more = TaskMinutes(connection).prune() | QueueMinutes(connection).prune()
         return Progress.MORE if is_more else Progress.DONE
 
 

@@ -18,6 +18,7 @@ from pgqueue.repository.rescue import Rescued, SeenWorker
 from pgqueue.repository.tables import CRASHED, lock_key, notify, pg
 from pgqueue.repository.workers import Notices, Workers
 from pgqueue.worker.duties.batches import BatchEnder
+from pgqueue.worker.duties.depths import DepthCounter
 from pgqueue.worker.duties.minutes import MinuteWriter
 from pgqueue.worker.duties.ticks import Scheduler
 from pgqueue.worker.heartbeat import WorkerIdentity
@@ -56,10 +57,12 @@ class Rescuer(Loop):
         ticking: Scheduler | None = None,
         ending: BatchEnder | None = None,
         minutes: MinuteWriter | None = None,
+        counting: DepthCounter | None = None,
     ) -> None:
         """``on_cancel`` is told which running jobs were asked to cancel, and which of them to kill;
         at each read ``ticking`` when the next tick is due, and ``ending`` whether a batch may have
-        ended.  ``minutes`` writes statistics on the rescuer's connection."""
+        ended.  ``minutes`` writes statistics on the rescuer's connection, and ``counting`` is woken
+        if this worker is the one that counts."""
         super().__init__(engine, HOUSEKEEPING, outage, name="upkeep")
         self.informed = Event()
         """Set when the paused queues and tasks are known: a worker must not claim their jobs."""
@@ -69,6 +72,7 @@ class Rescuer(Loop):
         self._ticking = ticking
         self._ending = ending
         self._minutes = minutes
+        self._counting = counting
         self._dead: Sequence[SeenWorker] = ()
         self._rescue = Rescue(on_rescued=on_rescued)
         self._forgot_at = time.monotonic()
@@ -113,6 +117,8 @@ class Rescuer(Loop):
             forget_dead(connection)
         if self._minutes is not None:
             self._minutes.write_if_due(connection)
+        if self._counting is not None:
+            self._counting.wake_if_due(connection)
         return began + READ_EVERY - time.monotonic()
 
     def end(self) -> None:
