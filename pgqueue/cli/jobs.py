@@ -1,9 +1,9 @@
 """``pgqueue jobs`` and ``enqueue``: everything about one job, or a new one."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
@@ -20,9 +20,9 @@ from pgqueue.cli.options import (
     on_database_with_json,
 )
 from pgqueue.job_queue import PgQueue
-from pgqueue.models import JobStatus
 from pgqueue.redaction import MASK, redacted_data, secrets_among
-from pgqueue.repository.listing import NOT_YOURS, Holder, JobDetails, LimitUse, Listing, PastAttempt
+from pgqueue.repository.listing import NOT_YOURS, JobDetails, LimitUse, Listing, PastAttempt
+from pgqueue.repository.why import Reason, in_words, why
 from pgqueue.rules.limits import has_own_capacity, rate_in_words
 from pgqueue.terminal import harmless, print_json
 
@@ -87,18 +87,21 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
         job = _hidden(job)
         click.echo(UNKNOWN, err=True)
     job = _redacted(queue, job)
+    reasons = why(job, queue.tasks)
     if as_json:
         more = {
             "status": job.status,
+            "why": [{"words": str(one), "remedy": one.remedy} for one in reasons],
             "running_on": job.holder,
             "limits": job.limits,
-            "is_queue_paused": job.is_queue_paused,
-            "is_task_paused": job.is_task_paused,
-            "is_queue_served": job.is_queue_served,
+            "is_queue_paused": job.wait.queue_paused_at is not None,
+            "is_task_paused": job.wait.task_paused_at is not None,
+            "is_queue_served": job.wait.workers > 0,
+            "batches": [batch.id for batch in job.batches],
         }
         print_json({**job.columns, **more, "failed_attempts": job.past_attempts})
         return
-    for line in _lines(job):
+    for line in _lines(job, reasons):
         click.echo(harmless(line))
 
 
@@ -191,10 +194,10 @@ def _redacted(queue: PgQueue, job: JobDetails) -> JobDetails:
     return replace(job, columns=columns, past_attempts=past)
 
 
-def _lines(job: JobDetails) -> Iterator[str]:
+def _lines(job: JobDetails, reasons: Sequence[Reason]) -> Iterator[str]:
     yield f"Job {job.columns['id']}  {job.columns['task']}  {job.status}"
     yield ""
-    for name, value in _facts(job):
+    for name, value in [*(("why", _reason(one)) for one in reasons), *_facts(job)]:
         first, *others = value.split("\n")
         yield f"  {name:<14}{first}"
         yield from (f"  {'':<14}{line}" for line in others)
@@ -212,6 +215,13 @@ def _lines(job: JobDetails) -> Iterator[str]:
         if attempt.traceback and first_attempt != attempt.attempt:
             words = f"{error}\n(with the traceback of attempt {first_attempt})"
         yield from (f"  {line}" for line in words.rstrip().split("\n"))
+
+
+def _reason(reason: Reason) -> str:
+    words = "".join(
+        local(part) if isinstance(part, datetime) else in_words(part) for part in reason.words
+    )
+    return words if reason.remedy is None else f"{words}; run {reason.remedy}"
 
 
 def _use(limit: LimitUse) -> str:
@@ -235,16 +245,6 @@ def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
     yield "arguments", _json(row["args"])
     snoozes = f", snoozed {row['snoozes']} times" if row["snoozes"] else ""
     yield "attempts", f"{row['attempts']} of {row['max_attempts']}{snoozes}"
-    if job.status in (JobStatus.PENDING, JobStatus.BLOCKED):
-        if job.is_queue_paused:
-            yield "paused", f"queue {row['queue']}: pgqueue resume {row['queue']}"
-        if job.is_task_paused:
-            yield "paused", f"task {row['task']}: pgqueue resume --task {row['task']}"
-        if not job.is_queue_served:
-            yield (
-                "workers",
-                f"none serves queue {row['queue']}: pgqueue worker --queues {row['queue']}",
-            )
     for limit in job.limits:
         yield "limit", f"{limit.key}, {_use(limit)}"
     if row["progress"] is not None:
@@ -262,14 +262,9 @@ def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
         "finished": row["finished_at"],
     }
     yield from ((name, local(time)) for name, time in times.items() if time is not None)
-    if (holder := job.holder) is not None:
-        beat = holder.heartbeat_age
-        age = "" if beat is None else f", last heartbeat {beat.total_seconds():.1f} s ago"
-        since = f"attempt {holder.attempt} since {local(holder.started_at)}"
-        yield "runs on", f"{_worker(holder)}, {since}{age}"
 
 
-def _worker(of: Holder | PastAttempt) -> str:
+def _worker(of: PastAttempt) -> str:
     """A stopped worker has deleted its row, so that only its id is known."""
     if of.hostname is None:
         return f"worker {of.worker_id}"

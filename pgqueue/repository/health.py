@@ -123,27 +123,30 @@ def due_jobs_nobody_serves() -> sa.Executable:
 
 
 def is_served(queue: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Whether a live worker serves a queue, by its name or by a pattern.
+    """Whether a live worker serves a queue, by its name or by a pattern."""
+    return sa.select(sa.true()).select_from(workers).where(is_live(), serves(queue)).exists()
+
+
+def is_live() -> sa.ColumnElement[bool]:
+    """Whether the worker of a row of ``workers`` is alive.
 
     Its heartbeat must be recent: when the last worker dies, no other declares it dead.
     """
     silence = sa.literal_column(f"interval '{LONGEST_SILENCE:g} seconds'", sa.Interval)
+    is_recent = workers.c.heartbeat_at > pg.statement_timestamp() - silence
+    return sa.and_(workers.c.dead_at.is_(None), is_recent)
+
+
+def serves(queue: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Whether the worker of a row of ``workers`` serves a queue, by its name or by a pattern."""
     elements = pg.jsonb_array_elements_text(workers.c.queues)
     given = elements.table_valued(sa.column("name", sa.Text)).render_derived(name="given")
     length = pg.length(given.c.name, type_=sa.Integer) - sa.literal_column("1", sa.Integer)
     prefix = pg.left(given.c.name, length, type_=sa.Text)
     is_pattern = given.c.name == prefix.concat(sa.literal_column("'*'", sa.Text))
     fits = sa.and_(is_pattern, pg.starts_with(queue, prefix, type_=sa.Boolean))
-    return (
-        sa.select(sa.true())
-        .select_from(workers.join(given, sa.true()))
-        .where(
-            workers.c.dead_at.is_(None),
-            workers.c.heartbeat_at > pg.statement_timestamp() - silence,
-            sa.or_(given.c.name == queue, fits),
-        )
-        .exists()
-    )
+    named = sa.select(sa.true()).select_from(given).where(sa.or_(given.c.name == queue, fits))
+    return named.correlate_except(given).exists()
 
 
 @cache

@@ -11,38 +11,14 @@ from sqlalchemy.orm import Session
 from pgqueue.errors import JobNotFound
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository.reading import moment
-from pgqueue.repository.tables import count_rows, jobs, leases, message_queue, pg
-
-MOST_AHEAD = 1000
-"""The largest position: counting a million jobs would take long."""
+from pgqueue.repository.tables import jobs, leases, pg
+from pgqueue.repository.waits import jobs_ahead
 
 
 @cache
 def state_of_job() -> sa.Executable:
     """A job with its status, its attempt and its position; no row if it does not exist."""
     lease = leases.alias("lease")
-    series = pg.generate_series(sa.literal_column("0"), jobs.c.priority)
-    priority = series.table_valued(sa.column("priority", sa.Integer)).render_derived(name="each")
-    first = (
-        sa.select(message_queue.c.priority, message_queue.c.run_at, message_queue.c.target_id)
-        .where(
-            message_queue.c.queue == jobs.c.queue,
-            message_queue.c.priority == sa.cast(priority.c.priority, sa.SmallInteger),
-            message_queue.c.run_at <= pg.statement_timestamp(),
-        )
-        .order_by(message_queue.c.run_at, message_queue.c.id)
-        .limit(sa.literal_column(str(MOST_AHEAD)))
-        .correlate(jobs, priority)
-        .lateral("first")
-    )
-    names = ("priority", "run_at")
-    is_before = sa.tuple_(*(first.c[name] for name in names), first.c.target_id) < sa.tuple_(
-        *(jobs.c[name] for name in names), jobs.c.id
-    )
-    ahead = sa.select(sa.func.least(count_rows(), sa.literal_column(str(MOST_AHEAD)))).select_from(
-        priority.join(first, sa.true())
-    )
-    position = ahead.where(is_before).correlate(jobs).scalar_subquery()
     waits = sa.and_(
         jobs.c.outcome.is_(None),
         lease.c.attempt.is_(None),
@@ -58,7 +34,7 @@ def state_of_job() -> sa.Executable:
             jobs.c.result,
             jobs.c.last_error,
             jobs.c.cancel_requested_at.is_not(None),
-            sa.case((waits, position)),
+            sa.case((waits, jobs_ahead())),
             lease.c.attempt,
             *(moment(jobs.c[name]) for name in ("run_at", "started_at", "finished_at")),
         )

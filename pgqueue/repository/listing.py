@@ -6,7 +6,6 @@ leases, failed and cancelled from the dead letters.  Only succeeded jobs, and jo
 are read backwards from the newest row of ``jobs``.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,7 +19,6 @@ from sqlalchemy.orm import Session
 from pgqueue.errors import JobNotFound
 from pgqueue.models import SCHEMA, Job, JobStatus
 from pgqueue.repository.admit import Admissions
-from pgqueue.repository.health import is_served
 from pgqueue.repository.reading import moment, readable, span
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
@@ -28,26 +26,27 @@ from pgqueue.repository.tables import (
     SUCCEEDED,
     array_of,
     batch_jobs,
+    batches,
     clock,
+    count_rows,
     dead_letters,
     job_attempts,
     jobs,
     leases,
     message_queue,
-    paused_tasks,
     pg,
-    queues,
-    text_parameter,
     waiting_messages,
     workers,
 )
+from pgqueue.repository.waits import Wait, Waits
 from pgqueue.repository.workers import NOTHING_PAUSED
 from pgqueue.rules.admission import next_token, rule_of
-from pgqueue.rules.limits import SEPARATOR
+from pgqueue.rules.limits import SEPARATOR, name_of
 from pgqueue.rules.unique import stored_forms
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
-
+MOST_HOLDERS = 5
+MOST_BATCHES = 20
 
 UNFINISHED = (JobStatus.PENDING, JobStatus.BLOCKED, JobStatus.RUNNING)
 MESSAGES = {JobStatus.PENDING: message_queue, JobStatus.BLOCKED: waiting_messages}
@@ -187,9 +186,10 @@ def hidden_columns() -> sa.Executable:
 
 
 def job_details(hidden: frozenset[str]) -> sa.Executable:
-    """The row of one job, and its status."""
+    """The row of one job, its status, and the time."""
     columns = [_if_shown(one, hidden) for one in jobs.c]
-    return sa.select(*columns, Job.status.label("status")).where(Job.id == JOB)
+    now = moment(pg.statement_timestamp()).label("read_at")
+    return sa.select(*columns, Job.status.label("status"), now).where(Job.id == JOB)
 
 
 @cache
@@ -199,7 +199,13 @@ def status_of_job() -> sa.Executable:
 
 @cache
 def holder_of_job() -> sa.Executable:
-    """The worker that has the lease of a job, and the age of its last heartbeat."""
+    """The worker that has the lease of a job, the age of its last heartbeat, and its other jobs."""
+    other = leases.alias("other")
+    earlier = sa.select(count_rows()).where(
+        other.c.worker_id == leases.c.worker_id,
+        sa.tuple_(other.c.started_at, other.c.target_id)
+        < sa.tuple_(leases.c.started_at, leases.c.target_id),
+    )
     return (
         sa.select(
             leases.c.worker_id,
@@ -208,6 +214,9 @@ def holder_of_job() -> sa.Executable:
             leases.c.attempt,
             moment(leases.c.started_at),
             span(clock() - workers.c.heartbeat_at).label("heartbeat_age"),
+            workers.c.dead_at.is_not(None).label("is_dead"),
+            workers.c.slots,
+            earlier.correlate(leases).scalar_subquery().label("earlier_jobs"),
         )
         .select_from(leases.outerjoin(workers, workers.c.id == leases.c.worker_id))
         .where(leases.c.target_id == JOB)
@@ -215,15 +224,14 @@ def holder_of_job() -> sa.Executable:
 
 
 @cache
-def service_of_job() -> sa.Executable:
-    """Whether a queue is paused, whether a task is, and whether a live worker serves the queue."""
-    name = text_parameter("queue_name")
-    task = paused_tasks.c.task == text_parameter("task_name")
-    is_paused = [queues.c.name == name, queues.c.paused_at.is_not(None)]
-    return sa.select(
-        sa.exists().where(*is_paused).label("is_queue_paused"),
-        sa.exists().where(task).label("is_task_paused"),
-        is_served(name).label("is_queue_served"),
+def batches_of_job() -> sa.Executable:
+    """The batches to which a job belongs."""
+    return (
+        sa.select(batches.c.id, batches.c.name, batches.c.callback_id)
+        .join_from(batch_jobs, batches, batches.c.id == batch_jobs.c.batch_id)
+        .where(batch_jobs.c.job_id == JOB)
+        .order_by(batches.c.id)
+        .limit(sa.literal_column(str(MOST_BATCHES)))
     )
 
 
@@ -322,6 +330,11 @@ class Holder(NamedTuple):
     attempt: int
     started_at: datetime
     heartbeat_age: timedelta | None
+    is_dead: bool
+    """Whether another worker has declared it dead."""
+    slots: int | None
+    earlier_jobs: int
+    """How many jobs that it holds were claimed before this one."""
 
 
 class PastAttempt(NamedTuple):
@@ -353,6 +366,21 @@ class LimitUse(NamedTuple):
     """Of a rate that is used up: how long until the next job may start."""
     is_fair: bool = False
     """Whether its keys take turns."""
+    is_strict: bool = False
+    """Whether its jobs run in the order of their times, one at a time."""
+    is_set_for_key: bool = False
+    """Whether the capacity is that of this key alone."""
+    holders: tuple[int, ...] = ()
+    """Some of the jobs that hold places, the oldest first."""
+
+
+class BatchOfJob(NamedTuple):
+    """A batch to which a job belongs."""
+
+    id: int
+    name: str | None
+    callback_id: int | None
+    """The job that the end of the batch has enqueued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,11 +392,15 @@ class JobDetails:
     """The row of ``jobs``."""
     holder: Holder | None
     past_attempts: Sequence[PastAttempt]
+    read_at: datetime
+    """The time of the database."""
+    wait: Wait
     limits: Sequence[LimitUse] = ()
-    is_queue_paused: bool = False
-    is_task_paused: bool = False
-    is_queue_served: bool = True
-    """Whether a live worker serves its queue."""
+    batches: Sequence[BatchOfJob] = ()
+
+    @property
+    def is_due(self) -> bool:
+        return bool(self.columns["run_at"] <= self.read_at)
 
 
 class Listing:
@@ -402,18 +434,24 @@ class Listing:
         if row is None:
             raise JobNotFound(f"job {job_id} does not exist: never committed, or deleted")
         columns = dict(row)
-        status = JobStatus(columns.pop("status"))
+        status, read_at = JobStatus(columns.pop("status")), columns.pop("read_at")
         held = self._executor.execute(holder_of_job(), one).one_or_none()
         past = self._executor.execute(attempts_of_job(hidden), one)
-        names = {"queue_name": columns["queue"], "task_name": columns["task"]}
-        service = self._executor.execute(service_of_job(), names).mappings().one()
+        batches = self._executor.execute(batches_of_job(), one)
+        wait = Waits(self._executor).of(
+            columns,
+            is_due=columns["run_at"] <= read_at,
+            is_blocked=status == JobStatus.BLOCKED,
+        )
         return JobDetails(
             status=status,
             columns=columns,
             holder=Holder(*held) if held else None,
             past_attempts=[PastAttempt(*attempt) for attempt in past],
+            read_at=read_at,
+            wait=wait,
             limits=self._limits(columns["limit_keys"]),
-            **service,
+            batches=[BatchOfJob(*batch) for batch in batches],
         )
 
     def _limits(self, limit_keys: str | None) -> list[LimitUse]:
@@ -422,17 +460,24 @@ class Listing:
         admissions, keys = Admissions(self._executor), limit_keys.split(SEPARATOR)
         rules = admissions.rules()
         places = admissions.places_under(keys, paused=NOTHING_PAUSED)
-        held = Counter(place.key for place in places if place.is_held)
+        holders: dict[str, list[int]] = {key: [] for key in keys}
+        for place in places:
+            if place.is_held:
+                holders[place.key].append(place.job_id)
         buckets = admissions.buckets(keys)
         uses = []
         for key in keys:
-            rule = rule_of(key, rules)
-            if rule is None:
-                uses.append(LimitUse(key, held[key], None))
-            elif rule.period is None:
-                uses.append(LimitUse(key, held[key], rule.capacity, is_fair=rule.is_fair))
-            else:
-                wait = next_token([key], buckets, rules)
-                seconds = None if wait is None else wait.total_seconds()
-                uses.append(LimitUse(key, held[key], rule.capacity, rule.period, seconds))
+            rule, held = rule_of(key, rules), sorted(holders[key])
+            use = LimitUse(key, len(held), None, holders=tuple(held[:MOST_HOLDERS]))
+            if rule is not None:
+                wait = next_token([key], buckets, rules) if rule.period else None
+                use = use._replace(
+                    capacity=rule.capacity,
+                    period=rule.period,
+                    seconds_to_token=None if wait is None else wait.total_seconds(),
+                    is_fair=rule.is_fair,
+                    is_strict=rule.is_strict,
+                    is_set_for_key=key in rules and key != name_of(key),
+                )
+            uses.append(use)
         return uses

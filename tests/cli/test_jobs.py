@@ -51,7 +51,8 @@ class TestShow:
         assert '{"words": "no such address"}' in said
         assert re.search(r"attempts +2 of 2", said)
         assert re.findall(r"Attempt \d  failed", said) == ["Attempt 1  failed", "Attempt 2  failed"]
-        assert said.count("ValueError: no such address") == 2
+        assert "ended as failed: ValueError: no such address; run pgqueue requeue 1\n" in said
+        assert said.count("ValueError: no such address") == 3, "why, and each attempt"
         assert said.count("Traceback (most recent call last)") == 1, "the same both times"
         assert "(with the traceback of attempt 1)" in said
         assert (found["id"], found["status"], found["attempts"]) == (1, "failed", 2)
@@ -95,7 +96,7 @@ class TestShow:
         assert re.search(r"progress +3 of 10: pages", shown(queue, "1"))
         assert document(queue, "1")["progress"] == {"done": 3, "total": 10, "note": "pages"}
         plain, found = seen
-        assert re.search(r"runs on +\S+:\d+ \(worker \S+\), attempt 1 since", plain)
+        assert re.search(r"why +runs on \S+:\d+ \(worker \S+\), attempt 1 of 10 since", plain)
         assert found["running_on"]["attempt"] == 1
 
     def test_a_waiting_job_has_its_pauses_and_its_limits(self, queue: PgQueue) -> None:
@@ -111,8 +112,12 @@ class TestShow:
 
         said, found = shown(queue, "3"), document(queue, "3")
 
-        assert "paused        queue default: pgqueue resume default\n" in said
-        assert "paused        task pay: pgqueue resume --task pay\n" in said
+        assert re.search(
+            "why +its queue default is paused since .*; run pgqueue resume default", said
+        )
+        assert re.search(
+            "why +its task pay is paused since .*; run pgqueue resume --task pay", said
+        )
         assert "limit         bank [7], 0 of 2 places held\n" in said
         assert (found["is_queue_paused"], found["is_task_paused"]) == (True, True)
         [limit] = found["limits"]
@@ -137,14 +142,15 @@ class TestShow:
         session.add(WorkerProcess(id=uuid4(), queues=["mail"], heartbeat_at=silent, **process))
         session.commit()
 
-        words = "workers       none serves queue mail: pgqueue worker --queues mail\n"
-        assert words in shown(queue, "1")
+        words = "no live worker serves queue mail"
+        assert f"why           {words}; run pgqueue worker --queues mail\n" in shown(queue, "1")
+        assert document(queue, "1")["why"][0]["words"] == words
         assert document(queue, "1")["is_queue_served"] is False
         assert "no living worker serves queue mail" in command(queue, "doctor").stdout
 
         session.add(WorkerProcess(id=uuid4(), queues=["mail"], **process))
         session.commit()
-        assert "none serves" not in shown(queue, "1")
+        assert words not in shown(queue, "1")
         assert document(queue, "1")["is_queue_served"] is True
 
     def test_arguments_and_result_of_a_task_that_the_app_has_not_are_hidden(
