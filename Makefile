@@ -86,7 +86,6 @@ bench-smoke: setup ## Run every benchmark in its tiniest size
 	@$(PYTEST) -m benchmark tests/benchmarks $(ARGS)
 
 docs: setup ## Build the site of the documentation into build/site, and check every link
-	@$(BIN)/python docs/site/write_options.py
 	@$(BIN)/zensical build --clean --strict
 	@$(BIN)/python docs/site/check_links.py build/site
 

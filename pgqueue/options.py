@@ -5,8 +5,10 @@ and its line in the reference.
 """
 
 import difflib
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from importlib.util import find_spec
@@ -33,7 +35,7 @@ from pgqueue.checks import (
     whole,
 )
 from pgqueue.errors import OptionError, TaskDefinitionError, UnknownOption
-from pgqueue.meta import checked_meta, checked_tags
+from pgqueue.meta import RESERVED, checked_meta, checked_tags
 from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE
 from pgqueue.rules.limits import Limit
 from pgqueue.rules.retention import Keep, keep_of
@@ -94,15 +96,34 @@ class JobOptions(TypedDict, total=False):
     tags: Sequence[str]
 
 
+def seconds(stored: Any) -> timedelta:
+    """Return a timedelta that meta has in seconds."""
+    return timedelta(seconds=stored)
+
+
 def option(
-    default: Any, check: Check, help: str, *, by_default: str = "", is_for: str = "task"
+    default: Any,
+    check: Check,
+    help: str,
+    *,
+    by_default: str = "",
+    is_for: str = "task",
+    from_meta: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Declare an option.
 
     ``help``: its line in the reference.  ``by_default``: there, a default that its value does not
-    explain.  ``is_for``: "task", "enqueue" or "task and enqueue".
+    explain.  ``is_for``: "task", "enqueue" or "task and enqueue".  ``from_meta``: the value that
+    one enqueue gives is noted in the meta of its job, and this function makes it of its JSON, such
+    as ``seconds`` a timedelta; None stays None.
     """
-    about = {"check": check, "help": help, "by_default": by_default, "is_for": is_for}
+    about = {
+        "check": check,
+        "help": help,
+        "by_default": by_default,
+        "is_for": is_for,
+        "from_meta": from_meta,
+    }
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=about)
     return field(default=default, metadata=about)
@@ -141,7 +162,11 @@ class Options:
         by_default="a day",
     )
     timeout: timedelta | None = option(
-        None, optional(span(SHORTEST_SPAN)), "how long a handler may run: a timedelta", is_for=BOTH
+        None,
+        optional(span(SHORTEST_SPAN)),
+        "how long a handler may run: a timedelta",
+        is_for=BOTH,
+        from_meta=seconds,
     )
     expires_in: timedelta | None = option(
         None,
@@ -149,6 +174,7 @@ class Options:
         "a timedelta after `run_at`: a job that has not started by then is cancelled; one enqueue "
         "may change it if the task has one",
         is_for=BOTH,
+        from_meta=seconds,
     )
     retry: Retry = option(
         DEFAULT_RETRY,
@@ -168,7 +194,7 @@ class Options:
         "short for `Unique(key=...)`: a string, or a function of the arguments that it names",
         is_for=BOTH,
     )
-    on_duplicate: str = option(
+    on_duplicate: Literal["return", "raise"] = option(
         DEFAULT_ON_DUPLICATE,
         one_of("return", "raise"),
         "short for `Unique(on_conflict=...)`",
@@ -199,7 +225,7 @@ class Options:
         "whether the writes of the handler commit together with the end of its job",
         by_default="true if the handler asks for a Session",
     )
-    executor: str = option(
+    executor: Literal["thread", "process"] = option(
         "thread",
         one_of("thread", "process"),
         '`"process"` runs the handler in a child process, which a timeout kills',
@@ -220,7 +246,7 @@ class Options:
         "a task to enqueue with the id of a job that has failed for good, in the commit that "
         "records the failure",
     )
-    results: str = option(
+    results: Literal["optional", "required"] = option(
         "optional",
         one_of("optional", "required"),
         '`"required"` fails the attempt if its return value cannot be stored as `job.result`; '
@@ -267,11 +293,47 @@ class Options:
         meta, tags = checked_meta(where, changed.meta), checked_tags(where, changed.tags)
         return replace(changed, meta=meta, tags=tags)
 
+    def noted(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return what meta notes of the options with these names, which one enqueue has given."""
+        values = {
+            RESERVED + each.name: getattr(self, each.name)
+            for each in OPTIONS
+            if each.name in names and each.metadata["from_meta"] is not None
+        }
+        return {
+            key: value.total_seconds() if isinstance(value, timedelta) else value
+            for key, value in values.items()
+        }
+
+    def as_enqueued(self, meta: str | None) -> "Options":
+        """Return these options of a task, changed as one enqueue has noted in the meta of its job.
+
+        A row written by hand may have anything there: a wrong value counts as none.
+        """
+        if meta is None or RESERVED not in meta:
+            return self
+        try:
+            stored = json.loads(meta)
+        except (ValueError, RecursionError):
+            return self
+        if not isinstance(stored, dict):
+            return self
+        changed: dict[str, Any] = {}
+        for each in OPTIONS:
+            if each.metadata["from_meta"] is None or RESERVED + each.name not in stored:
+                continue
+            with suppress(ValueError, TypeError, OverflowError):
+                own = stored[RESERVED + each.name]
+                value = None if own is None else each.metadata["from_meta"](own)
+                if each.metadata["check"](value) is None:
+                    changed[each.name] = value
+        return replace(self, **changed)
+
     @property
     def uniqueness(self) -> Unique | None:
         """``unique``, or what its short forms ``unique_key`` and ``on_duplicate`` stand for."""
         if self.unique is None and self.unique_key is not None:
-            return Unique(key=self.unique_key, on_conflict=self.on_duplicate)  # type: ignore[arg-type]  # checked
+            return Unique(key=self.unique_key, on_conflict=self.on_duplicate)
         return self.unique
 
     @property

@@ -1,4 +1,13 @@
-from pgqueue.options import OPTIONS, JobOptions, TaskOptions
+from dataclasses import Field
+from datetime import timedelta
+from typing import Any, get_type_hints
+
+import pytest
+
+from pgqueue import OptionError, PgQueue, TaskDefinitionError
+from pgqueue.options import OPTIONS, JobOptions, Options, TaskOptions
+
+OF_TASK = Options(task="t", timeout=timedelta(minutes=5))
 
 
 def test_type_checkers_know_the_declared_options_and_no_others() -> None:
@@ -7,3 +16,53 @@ def test_type_checkers_know_the_declared_options_and_no_others() -> None:
 
     assert TaskOptions.__annotations__.keys() == of_task | {"name"}
     assert JobOptions.__annotations__.keys() == of_enqueue
+
+
+def test_type_checkers_know_the_declared_types() -> None:
+    narrower = {"name", "unique_key", "on_failed", "keep"}
+    declared = get_type_hints(Options)
+
+    for of in (TaskOptions, JobOptions):
+        types = {name: kind for name, kind in get_type_hints(of).items() if name not in narrower}
+        assert types == {name: declared[name] for name in types}
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda each: each.name)
+def test_every_option_refuses_what_no_option_takes(option: Field[Any]) -> None:
+    task, plain = PgQueue().task, PgQueue().task(print_nothing)
+    is_for_enqueue = option.metadata["is_for"] == "enqueue"
+    wrong: dict[str, Any] = {option.name: object()}
+
+    with pytest.raises((OptionError, TaskDefinitionError), match=rf"task .*{option.name} .*; "):
+        _ = plain.options(**wrong) if is_for_enqueue else task(**wrong)(print_nothing)
+
+
+def print_nothing() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("meta", "timeout"),
+    [
+        (None, timedelta(minutes=5)),
+        ('{"pgqueue.timeout": 1.5}', timedelta(seconds=1.5)),
+        ('{"pgqueue.timeout": null}', None),
+        ('{"by": "Ada"}', timedelta(minutes=5)),
+        *(
+            (by_hand, timedelta(minutes=5))
+            for by_hand in (
+                '{"pgqueue.timeout": "soon"}',
+                '{"pgqueue.timeout": 1e999}',
+                '{"pgqueue.timeout": 1e11}',
+                '{"pgqueue.timeout": -1}',
+                '{"pgqueue.timeout": [1]}',
+                '{"of": {"pgqueue.timeout": 1}}',
+                '["pgqueue.timeout"]',
+                f'{"[" * 100_000}"pgqueue.timeout"{"]" * 100_000}',
+            )
+        ),
+    ],
+)
+def test_a_job_has_the_option_of_its_meta_or_that_of_its_task(
+    meta: str | None, timeout: timedelta | None
+) -> None:
+    assert OF_TASK.as_enqueued(meta).timeout == timeout

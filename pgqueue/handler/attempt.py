@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from threading import Event, Lock
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -71,6 +70,7 @@ class RunningAttempt:
         """``report``: keeps what the handler reports of its progress; it must not block."""
         self.claimed = claimed
         self.task = task
+        self.settings = task.settings.as_enqueued(claimed.meta)
         self.worker_id = worker_id
         """The worker id of its lease: a worker that is declared dead takes another id."""
         self.stopping = stopping
@@ -195,12 +195,8 @@ class RunningAttempt:
             return self.backend_pid is not None and has_ended(self._driver)
 
     @property
-    def timeout(self) -> timedelta | None:
-        return self.claimed.timeout(self.task.settings.timeout)
-
-    @property
     def deadline(self) -> float | None:
-        timeout = self.timeout
+        timeout = self.settings.timeout
         return None if timeout is None else self.started_at + timeout.total_seconds()
 
     @property

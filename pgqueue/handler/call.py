@@ -72,7 +72,7 @@ async def call_async(
         arguments = _begin(task, claimed)
     except PayloadError as error:
         return unreadable(task, claimed, error)
-    timeout = claimed.timeout(task.settings.timeout)
+    timeout = task.settings.as_enqueued(claimed.meta).timeout
     clock = asyncio.timeout(None if timeout is None else timeout.total_seconds())
     try:
         async with around(context):

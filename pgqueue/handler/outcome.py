@@ -154,7 +154,8 @@ def after_timeout(task: Task[..., Any], claimed: Claimed) -> Outcome:
 
 
 def too_late(task: Task[..., Any], claimed: Claimed) -> TimeoutError:
-    return TimeoutError(f"the handler ran longer than {claimed.timeout(task.settings.timeout)}")
+    timeout = task.settings.as_enqueued(claimed.meta).timeout
+    return TimeoutError(f"the handler ran longer than {timeout}")
 
 
 def after_crash(task: Task[..., Any], claimed: Claimed, reason: str) -> Outcome:

@@ -19,7 +19,6 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.orm import Session
 
 from pgqueue.redaction import secrets_among
-from pgqueue.repository.deadlines import timeout_in
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import each_in_key
 from pgqueue.repository.tables import (
@@ -301,10 +300,6 @@ class Claimed(NamedTuple):
     def secrets(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the values of its secret arguments, which have these names."""
         return secrets_among(self.args, names)
-
-    def timeout(self, of_task: timedelta | None) -> timedelta | None:
-        """Return how long its handler may run: what its enqueue has given, else its task."""
-        return of_task if self.meta is None else timeout_in(self.meta, of_task)
 
 
 class ClaimCursor(NamedTuple):

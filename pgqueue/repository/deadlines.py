@@ -1,25 +1,18 @@
-"""Deadlines and timeouts of single jobs, and what is asked of the database right before a job's
+"""Deadlines of single jobs, and what is asked of the database right before a job's
 first attempt starts its handler.
 """
 
-import json
-from contextlib import suppress
-from datetime import timedelta
 from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import array
 
-from pgqueue.checks import LONGEST_DELAY
 from pgqueue.repository.tables import jobs, pg
 
 EXPIRES_IN = "pgqueue.expires_in"
 """The key, in the meta of a job, of an ``expires_in`` that one enqueue has given: seconds, or null
 for none."""
-
-TIMEOUT = "pgqueue.timeout"
-"""The key, in the meta of a job, of a ``timeout`` that one enqueue has given, in the same form."""
 
 DUE = "pgqueue.due"
 """The key, in the meta of a job under limits that may expire, of when it was due and when it was
@@ -55,20 +48,6 @@ def has_expired() -> sa.Executable:
     return sa.select(
         sa.func.coalesce(sa.and_(_has_never_started(), late), sa.literal_column("false"))
     ).where(jobs.c.id == sa.bindparam("job_id", type_=sa.BigInteger))
-
-
-def timeout_in(meta: str, otherwise: timedelta | None) -> timedelta | None:
-    """Return the timeout in the meta of a job; if it has none that can be read, ``otherwise``."""
-    if TIMEOUT in meta:
-        # Meta may be written by hand.
-        with suppress(ValueError, TypeError, LookupError, OverflowError, RecursionError):
-            own = json.loads(meta)[TIMEOUT]
-            if own is None:
-                return None
-            span = timedelta(seconds=own)
-            if timedelta(0) < span <= LONGEST_DELAY:
-                return span
-    return otherwise
 
 
 def _has_never_started() -> sa.ColumnElement[bool]:

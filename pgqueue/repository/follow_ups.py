@@ -7,10 +7,10 @@ can enqueue the follow-up, also one that does not know the task.
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
+from pgqueue.meta import RESERVED
 from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY
-from pgqueue.repository.deadlines import DUE, EXPIRES_IN, TIMEOUT
 from pgqueue.repository.messages import DISPATCHED, MESSAGE_COLUMNS, message_rows
 from pgqueue.repository.tables import FAILED, clock, jobs, message_queue, pg, wake_up_call
 
@@ -35,15 +35,6 @@ def follow_up_messages(job: sa.CTE) -> sa.CTE:
     Wakes a sleeping worker, as an enqueue does.
     """
     task, queue, argument = (_setting(job, name) for name in ("task", "queue", "argument"))
-    meta: sa.ColumnElement[Any] = job.c.meta
-    for name in (
-        ON_FAILED,
-        EXPIRES_IN,
-        TIMEOUT,
-        DUE,
-    ):  # what pgqueue has noted about the failed job itself
-        key = sa.cast(sa.literal_column(f"'{name}'", sa.Text), sa.Text)
-        meta = meta.op("-", return_type=JSONB())(key)
     values: dict[str, sa.ColumnElement[Any]] = {
         "queue": queue,
         "task": task,
@@ -51,7 +42,7 @@ def follow_up_messages(job: sa.CTE) -> sa.CTE:
         "priority": _number(_setting(job, "priority"), _PRIORITY, DEFAULT_PRIORITY),
         "max_attempts": _number(_setting(job, "max_attempts"), _MAX_ATTEMPTS, DEFAULT_MAX_ATTEMPTS),
         "run_at": clock(),
-        "meta": meta,
+        "meta": _meta_of_the_application(job.c.meta),
     }
     rows = sa.select(*values.values()).where(
         job.c.outcome == FAILED,
@@ -68,6 +59,15 @@ def follow_up_messages(job: sa.CTE) -> sa.CTE:
         .returning(wake_up_call())
         .cte("follow_up_message")
     )
+
+
+def _meta_of_the_application(meta: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """This meta without what pgqueue has noted about the failed job itself."""
+    key = pg.jsonb_object_keys(meta, type_=sa.Text).column_valued("key")
+    reserved = sa.select(pg.array_agg(key, type_=ARRAY(sa.Text))).where(
+        pg.starts_with(key, sa.literal_column(f"'{RESERVED}'", sa.Text))
+    )
+    return meta.op("-", return_type=JSONB())(reserved.scalar_subquery())
 
 
 def _setting(job: sa.CTE, name: str) -> sa.ColumnElement[str]:

@@ -18,12 +18,12 @@ from pgqueue.database.callers import joined, may_notify, sync_session, translate
 from pgqueue.database.collecting import collect
 from pgqueue.database.flush import dispatch_at_flush, held_job, loaded_job, placed_job
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
-from pgqueue.meta import RESERVED, checked_meta, meta_text
+from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret, unmaskable
 from pgqueue.repository.batches import Callback
-from pgqueue.repository.deadlines import DUE, EXPIRES_IN, TIMEOUT
+from pgqueue.repository.deadlines import DUE
 from pgqueue.repository.enqueue import (
     TRIES_FOR_A_KEY,
     Enqueued,
@@ -343,11 +343,7 @@ class Task(Generic[P, R]):
         Raises OptionError.
         """
         changed, checked = copy.copy(self), self._options.of_job(options)
-        changed._own_meta = dict(self._own_meta)
-        spans = {EXPIRES_IN: checked.expires_in, TIMEOUT: checked.timeout}
-        for key, span in spans.items():
-            if key.removeprefix(RESERVED) in options:
-                changed._own_meta[key] = None if span is None else span.total_seconds()
+        changed._own_meta = self._own_meta | checked.noted(options)
         changed._set_options(checked)
         return changed
 

@@ -67,7 +67,7 @@ class PoolTransaction(AttemptTransaction):
                     connection.invalidate()
 
     def begin(self, connection: Connection) -> None:
-        limits = time_limits(self.attempt.timeout, connection)
+        limits = time_limits(self.attempt.settings.timeout, connection)
         level = self._runtime.isolation_level
         begin_for_handler(connection, limits, isolation_level=level)
 

@@ -146,9 +146,10 @@ follow_up AS
     (pg_catalog.jsonb_extract_path_text(job.meta, CAST('pgqueue.on_failed' AS TEXT), 'max_attempts')
     ~ '^[1-9][0-9]{0,3}$') THEN pg_catalog.jsonb_extract_path_text(job.meta,
     CAST('pgqueue.on_failed' AS TEXT), 'max_attempts') ELSE '10' END AS SMALLINT) AS anon_7,
-    pg_catalog.clock_timestamp() AS clock_timestamp_2, (((job.meta - CAST('pgqueue.on_failed' AS
-    TEXT)) - CAST('pgqueue.expires_in' AS TEXT)) - CAST('pgqueue.timeout' AS TEXT)) -
-    CAST('pgqueue.due' AS TEXT) AS anon_8
+    pg_catalog.clock_timestamp() AS clock_timestamp_2, job.meta - (SELECT pg_catalog.array_agg(key)
+    AS array_agg_1
+FROM pg_catalog.jsonb_object_keys(job.meta) AS key
+WHERE pg_catalog.starts_with(key, 'pgqueue.')) AS anon_8
 FROM job
 WHERE job.outcome = 'failed' AND pg_catalog.jsonb_extract_path_text(job.meta,
     CAST('pgqueue.on_failed' AS TEXT), 'task') ~ '^\S{1,200}$' AND
