@@ -184,7 +184,8 @@ MANY = f"""
     FROM generate_series(1, {BIG}) AS n;
     INSERT INTO pgqueue.batches (ended_at, outcome, total)
     SELECT clock_timestamp(), 'succeeded', 0 FROM generate_series(1, 5000);
-    INSERT INTO pgqueue.batches (name, waits_for) VALUES ('big', {BIG // 2 + 1});
+    INSERT INTO pgqueue.batches (name, waits_for, count_at)
+    VALUES ('big', {BIG // 2 + 1}, clock_timestamp() + interval '1 day');
     INSERT INTO pgqueue.batch_jobs SELECT 5001, id FROM pgqueue.jobs;
 """  # numbers
 
