@@ -32,9 +32,9 @@ ALL = sa.literal_column("''", sa.Text)
 COUNTS = ("waiting", "due", "blocked", "running")
 ZERO = sa.literal_column("0", sa.Integer)
 NOW = pg.statement_timestamp()
-REMEMBERED = sa.literal_column("interval '10 minutes'")
+REMEMBERED: sa.ColumnElement[Any] = sa.literal_column("interval '10 minutes'")
 """For so long a queue is counted after its last job: then the charts have its end."""
-WRITTEN_LATE = sa.literal_column("interval '15 seconds'")
+WRITTEN_LATE: sa.ColumnElement[Any] = sa.literal_column("interval '15 seconds'")
 """For so long after the end of a minute workers may still add to it."""
 FLOW_MINUTES = 5
 """Whole minutes over which the jobs that go in and out are counted."""
@@ -127,7 +127,7 @@ def last_counts() -> sa.Executable:
     """The last count of all queues, which one statement has written."""
     mark = queue_minutes.c
     last = sa.select(pg.max(mark.at)).where(mark.counted_at.is_not(None)).scalar_subquery()
-    second = sa.literal_column("interval '1 second'")
+    second: sa.ColumnElement[Any] = sa.literal_column("interval '1 second'")
     return (
         sa.select(
             mark.queue,
@@ -150,7 +150,7 @@ def flows() -> sa.Executable:
     in the first are left out.  A queue without a row had no jobs then.
     """
     mark = queue_minutes.c
-    minute = sa.literal_column("interval '1 minute'")
+    minute: sa.ColumnElement[Any] = sa.literal_column("interval '1 minute'")
     end = _minute(NOW - WRITTEN_LATE)
     begin = end - sa.literal_column(str(FLOW_MINUTES + 1)) * minute
     is_whole = sa.and_(mark.at >= begin, mark.at < end)
