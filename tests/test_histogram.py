@@ -5,7 +5,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgqueue.rules.histogram import MOST_BUCKETS, bucket_of, percentile
+from pgqueue.rules.histogram import MOST_BUCKETS, about, bucket_of, percentile
 
 
 def counted(durations: list[float]) -> list[int]:
@@ -32,6 +32,13 @@ def test_a_percentile_is_wrong_by_a_factor_of_two_at_most(
 
     assert found is not None
     assert exact / 2.01 <= found.total_seconds() <= exact * 2.01
+
+
+@given(st.lists(st.floats(0.001, 3600), min_size=1))
+def test_a_sum_is_wrong_by_half_at_most(durations: list[float]) -> None:
+    found = about(counted(durations)).total_seconds()
+
+    assert sum(durations) / 1.51 <= found <= sum(durations) * 1.51
 
 
 def test_without_durations_there_is_no_percentile() -> None:

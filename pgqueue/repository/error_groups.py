@@ -28,6 +28,9 @@ KEPT = timedelta(days=90)
 MOST_GROUPS = 5000
 """Groups that are kept: those with the newest errors."""
 
+MOST_DEPLOYS = 200
+"""Versions that are shown in one chart."""
+
 
 @cache
 def add_errors() -> sa.Executable:
@@ -72,6 +75,18 @@ def note_deploy() -> sa.Executable:
         version=sa.bindparam("version", type_=sa.Text),
     )
     return row.on_conflict_do_nothing()
+
+
+@cache
+def deploys_lately() -> sa.Executable:
+    """The versions that were first run within a time, the oldest first."""
+    span = seconds(sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double))
+    return (
+        sa.select(deploys.c.application, deploys.c.version, moment(deploys.c.first_at))
+        .where(deploys.c.first_at > pg.statement_timestamp() - span)
+        .order_by(deploys.c.first_at, deploys.c.application, deploys.c.version)
+        .limit(sa.literal_column(str(MOST_DEPLOYS)))
+    )
 
 
 @cache
@@ -162,6 +177,14 @@ class Failures(NamedTuple):
     """The newest of these jobs; if none is failed now, the one of the last attempt."""
 
 
+class Deployed(NamedTuple):
+    """A version of an application, and when a worker has first run it."""
+
+    application: str
+    version: str
+    first_at: datetime
+
+
 class ErrorGroups:
     """The groups behind one Session or Connection."""
 
@@ -179,6 +202,11 @@ class ErrorGroups:
     def note_deploy(self, application: str, version: str) -> None:
         names = {"application": application, "version": version}
         self._executor.execute(note_deploy(), names)
+
+    def deploys(self, since: timedelta) -> list[Deployed]:
+        """The versions that workers have run first within this time, the oldest first."""
+        given = {"seconds": since.total_seconds()}
+        return [Deployed(*row) for row in self._executor.execute(deploys_lately(), given)]
 
     def newest(
         self, *, limit: int, task: str | None = None, since: timedelta | None = None

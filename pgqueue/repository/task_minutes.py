@@ -1,17 +1,18 @@
 """How attempts have ended, by task and minute."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.orm import Session
 
+from pgqueue.repository.buckets import bucket_of, first_bucket, in_all_buckets
 from pgqueue.repository.tables import (
     document,
     equal,
@@ -20,7 +21,7 @@ from pgqueue.repository.tables import (
     task_minutes,
     text_parameter,
 )
-from pgqueue.rules.histogram import percentile
+from pgqueue.rules.histogram import about, percentile
 
 ENDED = ("succeeded", "failed", "retried", "cancelled", "other")
 DURATIONS = ("ran", "waited")
@@ -106,6 +107,18 @@ def durations_lately(*, of_task: bool) -> sa.Executable:
 
 
 @cache
+def attempt_series(*, of_task: bool) -> sa.Executable:
+    """By part of a time, how many attempts of one task or all have ended in which way."""
+    number = bucket_of(task_minutes.c.at)
+    sums = (sa.cast(pg.sum(task_minutes.c[name]), sa.BigInteger).label(name) for name in ENDED)
+    conditions = [task_minutes.c.at >= first_bucket()]
+    if of_task:
+        conditions.append(task_minutes.c.task == text_parameter("task"))
+    ended = sa.select(number, *sums).where(*conditions).group_by(number)
+    return in_all_buckets(ended.subquery("sums"))
+
+
+@cache
 def prune_task_minutes() -> sa.Executable:
     return delete_old(task_minutes)
 
@@ -141,6 +154,27 @@ class TaskStatistics:
     wait_p95: timedelta | None
     run_p50: timedelta | None
     run_p95: timedelta | None
+    waited: Sequence[int]
+    """How many have waited for less than 1 ms, 2 ms, 4 ms and so on, each counted once."""
+    ran: Sequence[int]
+    """The same of the times for which handlers ran."""
+
+    @property
+    def time_used(self) -> timedelta:
+        """About how long all the handlers ran together."""
+        return about(self.ran)
+
+
+class AttemptPoint(NamedTuple):
+    """A part of a time in a chart, and how many attempts have ended in it."""
+
+    at: datetime
+    """Its beginning."""
+    succeeded: int
+    failed: int
+    retried: int
+    cancelled: int
+    other: int
 
 
 class TaskMinutes:
@@ -179,9 +213,20 @@ class TaskMinutes:
                     wait_p95=percentile(waits, 0.95),
                     run_p50=percentile(runs, 0.5),
                     run_p95=percentile(runs, 0.95),
+                    waited=waits,
+                    ran=runs,
                 )
             )
         return found
+
+    def series(
+        self, span: timedelta, bucket: timedelta, task: str | None = None
+    ) -> list[AttemptPoint]:
+        """Parts of the last ``span`` of this size, whole minutes; of one task, or of all."""
+        parameters = {"seconds": span.total_seconds(), "size": bucket.total_seconds()}
+        statement = attempt_series(of_task=task is not None)
+        given = parameters if task is None else {**parameters, "task": task}
+        return [AttemptPoint(*row) for row in self._executor.execute(statement, given)]
 
     def prune(self) -> bool:
         """Delete some minutes whose time is over; whether there may be more."""

@@ -155,3 +155,16 @@ def test_old_groups_are_deleted_and_the_newest_are_kept(engine: Engine) -> None:
         groups = ErrorGroups(connection).newest(limit=9000)
 
     assert [group.fingerprint for group in groups] == list(range(2, 5002))
+
+
+def test_the_versions_of_a_time_are_those_first_run_in_it(connection: Connection) -> None:
+    groups = ErrorGroups(connection)
+    for version in ("v1", "v2", "v2"):
+        groups.note_deploy("shop", version)
+    connection.execute(
+        text("UPDATE pgqueue.deploys SET first_at = now() - interval '1 day' WHERE version = 'v1'")
+    )
+
+    [deployed] = groups.deploys(timedelta(hours=1))
+
+    assert (deployed.application, deployed.version) == ("shop", "v2")

@@ -70,5 +70,26 @@ def test_the_statistics_of_a_time_are_those_of_its_minutes(connection: Connectio
     assert first.run_p50 is not None
     assert timedelta(milliseconds=8) < first.run_p50 < timedelta(milliseconds=16)
     assert first.wait_p95 == timedelta(milliseconds=0.95)
+    assert (first.ran, first.waited) == ([0, 0, 6, 0, 94], [100, 0, 0, 0, 0])
+    assert first.time_used == timedelta(milliseconds=6 * 3 + 94 * 12)
     assert second == alone
     assert (alone.ended, alone.run_p50, alone.wait_p50) == (1, None, None)
+
+
+def test_a_chart_has_every_part_of_its_time(connection: Connection) -> None:
+    minutes = TaskMinutes(connection)
+    minutes.add(
+        [
+            minute("a", succeeded=5, failed=1),
+            minute("b", succeeded=7, retried=2),
+            minute("a", ago=1, succeeded=3),
+            minute("a", ago=90, succeeded=1000),
+        ]
+    )
+
+    by_minute = minutes.series(HOUR, timedelta(minutes=1))
+    by_tens = minutes.series(HOUR, timedelta(minutes=10), "a")
+
+    assert (len(by_minute), len(by_tens)) == (60, 6)
+    assert [one[1:] for one in by_minute if one.succeeded] == [(3, 0, 0, 0, 0), (12, 1, 2, 0, 0)]
+    assert [sum(column) for column in list(zip(*by_tens, strict=True))[1:]] == [8, 1, 0, 0, 0]
