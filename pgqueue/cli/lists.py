@@ -36,6 +36,7 @@ from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.health import LONGEST_SILENCE, Health
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.pages import Pages, PageStart
+from pgqueue.repository.queue_minutes import QueueCount, QueueFlow, QueueMinutes
 from pgqueue.repository.schedules import ScheduleState
 from pgqueue.repository.task_minutes import KEPT, TaskMinutes
 from pgqueue.repository.workers import WorkerState
@@ -120,6 +121,10 @@ def _duration(span: timedelta | None) -> str:
     return f"{float(f'{seconds / size:.2g}'):g} {unit}"
 
 
+def _rate(per_minute: float | None) -> str:
+    return "-" if per_minute is None else f"{float(f'{per_minute:.2g}'):,g}"
+
+
 def _count(status: JobStatus, queue: Mapping[str, Any]) -> str | int:
     count: int | None = queue["jobs"][status.value]
     return "?" if count is None else count
@@ -137,6 +142,9 @@ def _queues(queue: PgQueue, session: Session, *, are_all_counted: bool) -> list[
     jobs: dict[str, dict[str, int]] = {name: {} for name in paused}
     for count in health.counts(succeeded=are_all_counted):
         jobs.setdefault(count.queue, {})[JobStatus(count.status).value] = count.jobs
+    minutes = QueueMinutes(session)
+    flows, latest = minutes.flows(), minutes.latest()
+    counted = {} if latest is None else latest.queues
     # No narrow table lists the succeeded.
     uncounted = {} if are_all_counted else {JobStatus.SUCCEEDED.value: None}
     return [
@@ -144,11 +152,22 @@ def _queues(queue: PgQueue, session: Session, *, are_all_counted: bool) -> list[
             "name": name,
             "is_paused": name in paused,
             "oldest_due_age": ages.get(name),
+            **_flow(flows.get(name), counted.get(name)),
             "jobs": {status.value: jobs[name].get(status.value, 0) for status in JobStatus}
             | uncounted,
         }
         for name in sorted(jobs)
     ]
+
+
+def _flow(flow: QueueFlow | None, count: QueueCount | None) -> dict[str, Any]:
+    """What goes in and out of a queue; None if that is not known."""
+    backlog = 0 if count is None else count.backlog
+    return {
+        "in_per_minute": None if flow is None else flow.in_per_minute,
+        "out_per_minute": None if flow is None else flow.out_per_minute,
+        "empty_in": None if flow is None else flow.empty_in(backlog),
+    }
 
 
 def _worker(worker: WorkerState) -> dict[str, Any]:
@@ -232,7 +251,12 @@ JOBS = View(
 QUEUES = View(
     "queues",
     {"queue": lambda one: f"{one['name']} (paused)" if one["is_paused"] else one["name"]}
-    | {status.value: partial(_count, status) for status in JobStatus},
+    | {status.value: partial(_count, status) for status in JobStatus}
+    | {
+        "in/min": lambda one: _rate(one["in_per_minute"]),
+        "out/min": lambda one: _rate(one["out_per_minute"]),
+        "empty in": lambda one: _duration(one["empty_in"] or None),
+    },
     otherwise="No jobs yet.",
 )
 
@@ -374,7 +398,9 @@ def status(given: CliState, exact: bool, as_json: bool) -> None:
     """Show the number of jobs by queue and status, and the live workers.
 
     A job is running as soon as it is claimed.  A worker with quick jobs claims more than it has
-    slots; the number of jobs claimed ahead is shown below the table.
+    slots; the number of jobs claimed ahead is shown below the table.  The last columns are computed
+    of the last five minutes: jobs that became due, and jobs that were claimed, a minute; and when
+    no job is due if this goes on.
 
     \b
     Example:  pgqueue --app shop.jobs:queue status

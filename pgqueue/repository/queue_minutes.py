@@ -218,6 +218,11 @@ class QueueCount(NamedTuple):
     oldest_due: timedelta | None
     """How long the oldest due job had been due, without blocked jobs; None if none was."""
 
+    @property
+    def backlog(self) -> int:
+        """The jobs that are due or blocked."""
+        return self.due + self.blocked
+
 
 class LastCount(NamedTuple):
     """The last count of all queues."""

@@ -187,6 +187,27 @@ class TestStatus:
         assert first.split()[:3] == ["default", "2", "0"]
         assert second.startswith("mail (paused)")
 
+    def test_what_goes_in_and_out_of_a_queue_says_when_it_is_empty(
+        self, queue: PgQueue, session: Session
+    ) -> None:
+        queue.tasks["add"].delay(1)
+        minute = (
+            "INSERT INTO pgqueue.queue_minutes (at, queue, counted_at, waiting, due, blocked,"
+            " running, started) SELECT date_trunc('minute', now()) - ago * interval '1 minute',"
+            " 'default', now(), due, due, 0, 0, started"
+            " FROM (VALUES (6, 300, 99), (2, 220, 100), (0, 200, 7)) AS m (ago, due, started)"
+        )
+        session.execute(text(minute))
+        session.commit()
+
+        [default] = document(queue, "status")["queues"]
+        heading, first = lines(queue, "status")[:2]
+
+        assert (default["in_per_minute"], default["out_per_minute"]) == (5, 25)
+        assert default["empty_in"] == 600
+        assert heading.split()[-4:] == ["in/min", "out/min", "empty", "in"]
+        assert first.split()[-4:] == ["5", "25", "10", "min"]
+
     def test_a_blocked_job_ages_its_queue(self, queue: PgQueue) -> None:
         queue.task(name="sync", queue="crm", limit=Limit(1))(lambda: None).delay()
 
