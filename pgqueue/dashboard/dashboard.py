@@ -222,6 +222,7 @@ class Dashboard:
         message = self._tokens.words(asked.request.args.get("message", ""))
         variables = {
             "asked": asked,
+            "pages": _routes(),
             "url": asked.url,
             "here": asked.here,
             "may": asked.may,

@@ -12,6 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from pgqueue.dashboard.tracebacks import frames
 from pgqueue.terminal import harmless
 
 THIN_SPACE = "\u2009"
@@ -65,7 +66,7 @@ def visible(value: object) -> str:
     return harmless(str(value))
 
 
-FILTERS: Mapping[str, Callable[..., str]] = {
+FILTERS: Mapping[str, Callable[..., Any]] = {
     "number": number,
     "span": span,
     "age": age,
@@ -73,6 +74,7 @@ FILTERS: Mapping[str, Callable[..., str]] = {
     "clock": clock_time,
     "iso": iso,
     "visible": visible,
+    "frames": frames,
 }
 
 
