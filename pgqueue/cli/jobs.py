@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,11 +18,10 @@ from pgqueue.cli.options import (
     on_app_with_json,
     on_database_with_json,
 )
-from pgqueue.job_queue import PgQueue
-from pgqueue.redaction import MASK, redacted_data, secrets_among
-from pgqueue.repository.listing import NOT_YOURS, JobDetails, LimitUse, Listing, PastAttempt
+from pgqueue.repository.listing import JobDetails, LimitUse, Listing, PastAttempt
 from pgqueue.repository.why import Reason, in_words, why
 from pgqueue.rules.limits import has_own_capacity, rate_in_words
+from pgqueue.tasks.showing import masked, without_values
 from pgqueue.terminal import harmless, print_json
 
 UNKNOWN = (
@@ -84,9 +82,9 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
         job = Listing(session).job(job_id)
     is_known = job.columns["task"] in queue.tasks
     if not is_known and not show_arguments:
-        job = _hidden(job)
+        job = without_values(job)
         click.echo(UNKNOWN, err=True)
-    job = _redacted(queue, job)
+    job = masked(job, queue.tasks.get(job.columns["task"]))
     reasons = why(job, queue.tasks)
     if as_json:
         more = {
@@ -162,36 +160,6 @@ def enqueue(
         click.echo(f"Job {found['id']} of task {found['task']} is {found['status']}.")
         if not job.is_new:
             click.echo("This job held the unique key already; no job was added.", err=True)
-
-
-def _hidden(job: JobDetails) -> JobDetails:
-    """Mask arguments and result.  Errors were masked when stored, by a worker that had the task."""
-    columns = dict(job.columns)
-    for name in ("args", "result"):
-        if isinstance(value := columns[name], dict):
-            columns[name] = dict.fromkeys(value, MASK)
-        elif value not in (None, NOT_YOURS):
-            columns[name] = MASK
-    return replace(job, columns=columns)
-
-
-def _redacted(queue: PgQueue, job: JobDetails) -> JobDetails:
-    """Mask secrets; only the app knows which arguments of its tasks are secret."""
-    task = queue.tasks.get(job.columns["task"])
-    names = () if task is None else task.settings.secret_args
-    secrets = secrets_among(job.columns["args"], names)
-    columns = {
-        name: redacted_data(value, names=names if name == "args" else (), secrets=secrets)
-        for name, value in job.columns.items()
-    }
-    past = [
-        attempt._replace(
-            error=redacted_data(attempt.error, secrets=secrets),
-            traceback=redacted_data(attempt.traceback, secrets=secrets),
-        )
-        for attempt in job.past_attempts
-    ]
-    return replace(job, columns=columns, past_attempts=past)
 
 
 def _lines(job: JobDetails, reasons: Sequence[Reason]) -> Iterator[str]:

@@ -1,0 +1,48 @@
+"""What people may see of a job: secrets masked, and all arguments of a task that is not known."""
+
+from dataclasses import replace
+from typing import Any
+
+from pgqueue.redaction import MASK, redacted_data, secrets_among
+from pgqueue.repository.listing import NOT_YOURS, JobDetails
+from pgqueue.tasks.task import Task
+
+
+def without_values(job: JobDetails) -> JobDetails:
+    """Mask all arguments and the result.
+
+    For a job of an unknown task, which would say which of them are secret.  Errors were masked
+    when they were stored, by a worker that had the task.
+    """
+    columns = dict(job.columns)
+    for name in ("args", "result"):
+        if isinstance(value := columns[name], dict):
+            columns[name] = dict.fromkeys(value, MASK)
+        elif value not in (None, NOT_YOURS):
+            columns[name] = MASK
+    return replace(job, columns=columns)
+
+
+def secrets_of(job: JobDetails, task: Task[..., Any] | None) -> tuple[str, ...]:
+    """The values of the secret arguments of a job; none if its task is not known."""
+    return () if task is None else secrets_among(job.columns["args"], task.settings.secret_args)
+
+
+def masked(job: JobDetails, task: Task[..., Any] | None) -> JobDetails:
+    """Mask secrets, also where other values and errors quote them."""
+    names = () if task is None else task.settings.secret_args
+    secrets = secrets_of(job, task)
+    columns = {
+        name: redacted_data(value, names=names if name == "args" else (), secrets=secrets)
+        for name, value in job.columns.items()
+    }
+    past = [
+        attempt._replace(
+            error=redacted_data(attempt.error, secrets=secrets),
+            traceback=redacted_data(attempt.traceback, secrets=secrets),
+        )
+        for attempt in job.past_attempts
+    ]
+    reason = redacted_data(job.wait.unreadable_reason, secrets=secrets)
+    wait = job.wait._replace(unreadable_reason=reason)
+    return replace(job, columns=columns, past_attempts=past, wait=wait)
