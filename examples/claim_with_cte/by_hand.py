@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from sqlalchemy import Connection, Engine, Row, text
 
-from examples.shop import open_shop, pay
+from examples.payments import open_shop, pay
 
 TASKS = text("""
 CREATE TABLE IF NOT EXISTS tasks (

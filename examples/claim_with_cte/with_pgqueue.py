@@ -8,7 +8,7 @@ import os
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from examples.shop import open_shop, pay
+from examples.payments import open_shop, pay
 from pgqueue import Job, PgQueue, Worker
 
 queue = PgQueue(os.environ.get("DATABASE_URL"))

@@ -5,7 +5,7 @@ DATABASE_URL=postgresql://... python -m examples.delete_returning.by_hand
 
 from sqlalchemy import Engine, text
 
-from examples.shop import open_shop, pay
+from examples.payments import open_shop, pay
 
 ITEMS = text("CREATE TABLE IF NOT EXISTS items (id bigint PRIMARY KEY)")
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, Engine, text
 
-from examples.shop import open_shop, pay
+from examples.payments import open_shop, pay
 
 SCHEDULED_JOBS = text("""
 CREATE TABLE IF NOT EXISTS scheduled_jobs (

@@ -10,7 +10,7 @@ from datetime import timedelta
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from examples.shop import open_shop, pay
+from examples.payments import open_shop, pay
 from pgqueue import DuplicateSchedule, Job, PgQueue, Worker
 
 queue = PgQueue(os.environ.get("DATABASE_URL"))

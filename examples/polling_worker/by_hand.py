@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from sqlalchemy import Connection, Engine, Row, text
 
-from examples.shop import open_shop, send_receipt
+from examples.payments import open_shop, send_receipt
 
 MAIL_JOBS = text("""
 CREATE TABLE IF NOT EXISTS mail_jobs (

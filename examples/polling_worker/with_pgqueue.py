@@ -10,7 +10,7 @@ from datetime import timedelta
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from examples.shop import open_shop, send_receipt
+from examples.payments import open_shop, send_receipt
 from pgqueue import Job, JobStatus, PgQueue, Retry, Worker
 
 queue = PgQueue(os.environ.get("DATABASE_URL"))

@@ -7,7 +7,7 @@ import json
 
 from sqlalchemy import Connection, Engine, text
 
-from examples.shop import open_shop, pay
+from examples.payments import open_shop, pay
 
 JOBS = text("""
 CREATE TABLE IF NOT EXISTS jobs (

@@ -9,7 +9,7 @@ from datetime import timedelta
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from examples.shop import open_shop, pay
+from examples.payments import open_shop, pay
 from pgqueue import Job, PgQueue, Retry
 
 queue = PgQueue(os.environ.get("DATABASE_URL"))

@@ -5,7 +5,7 @@ from example_rig import ExampleRig
 from sqlalchemy import text
 
 from examples.delete_returning import by_hand, move, with_pgqueue
-from examples.shop import UnknownOrder
+from examples.payments import UnknownOrder
 
 pytestmark = pytest.mark.journey
 

@@ -9,7 +9,7 @@ from lessons import Reader, is_said, steps_of
 
 pytestmark = pytest.mark.journey
 
-EXAMPLE = ROOT / "examples" / "flask_service"
+EXAMPLE = ROOT / "examples" / "shop"
 TUTORIAL = ROOT / "docs" / "tutorial" / "flask-service.md"
 
 
@@ -27,7 +27,7 @@ def test_the_tutorial_builds_the_example_and_all_it_shows_is_so(server_directory
 
 @pytest.mark.timeout(600)
 def test_the_readme_of_the_example_runs_it(server_directory: Path) -> None:
-    for file in ("shop.py", "service.py"):
+    for file in ("shop.py", "service.py", "operations.py"):
         shutil.copy(EXAMPLE / file, server_directory)
 
     with Reader(server_directory) as reader:

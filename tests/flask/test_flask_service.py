@@ -18,7 +18,7 @@ from sqlalchemy import Engine, create_engine, text
 
 pytestmark = pytest.mark.journey
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "flask_service"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "shop"
 PATIENCE = 60.0
 
 

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 from chaos.workers import PATIENCE, wait_until
-from examples.shop import Base, database_url
+from examples.payments import Base, database_url
 from pgqueue import PgQueue, Worker
 
 T = TypeVar("T")

@@ -180,7 +180,7 @@ def test_the_page_about_tests_is_a_test_file_that_passes(tmp_path: Path) -> None
 
 
 def test_the_tests_of_the_example_service_pass(tmp_path: Path) -> None:
-    for file in (ROOT / "examples" / "flask_service").glob("*.py"):
+    for file in (ROOT / "examples" / "shop").glob("*.py"):
         shutil.copy(file, tmp_path)
 
     said = run_pytest(tmp_path)
