@@ -85,6 +85,14 @@ def opened(queue: PgQueue) -> Iterator[Session]:
         yield session
 
 
+@contextmanager
+def committed(queue: PgQueue) -> Iterator[Session]:
+    """The same, committed at the end of the block."""
+    with opened(queue) as session:
+        yield session
+        session.commit()
+
+
 def find_queue(app: str) -> PgQueue:
     """Import ``module:queue``; queue may be dotted, a function that returns it, or omitted."""
     module_name, _, path = app.partition(":")

@@ -14,7 +14,7 @@ from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.dashboard import dashboard
 from pgqueue.cli.doctor import doctor
 from pgqueue.cli.jobs import enqueue, jobs
-from pgqueue.cli.lists import batches, failures, health, limits, stats, status, workers
+from pgqueue.cli.lists import batches, failures, health, limits, log, stats, status, workers
 from pgqueue.cli.options import APP, URL, verbose_option
 from pgqueue.cli.pauses import pause, resume, set_limit
 from pgqueue.cli.tables import grant, prune, revision, revoke, upgrade
@@ -151,6 +151,6 @@ for command in (
     *(worker, status, workers, health, doctor, quiet),
     *(jobs, enqueue, requeue, run_now, change, cancel),
     *(pause, resume, limits, set_limit, batches, schedules),
-    *(failures, stats, dashboard),
+    *(failures, stats, log, dashboard),
 ):
     main.add_command(command)

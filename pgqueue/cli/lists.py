@@ -19,6 +19,7 @@ from pgqueue.cli.options import (
     FILTERS,
     OF_PAGE,
     Decorator,
+    as_job_id,
     as_span,
     fingerprint_in_words,
     hint_at_names,
@@ -35,6 +36,7 @@ from pgqueue.repository.admit import LimitState
 from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.health import LONGEST_SILENCE, Health
 from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.operator_actions import Action, OperatorActions
 from pgqueue.repository.pages import Pages, PageStart
 from pgqueue.repository.queue_minutes import QueueCount, QueueFlow, QueueMinutes
 from pgqueue.repository.schedules import ScheduleState
@@ -123,6 +125,20 @@ def _duration(span: timedelta | None) -> str:
 
 def _rate(per_minute: float | None) -> str:
     return "-" if per_minute is None else f"{float(f'{per_minute:.2g}'):,g}"
+
+
+def _target(action: Action) -> str:
+    """What an action was done to, in words."""
+    words = dict(action.target)
+    if "filter" in words:
+        words = words.pop("filter")
+    return redacted(" ".join(f"{name}={_in_words(value)}" for name, value in words.items()))
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return f"{value['seconds']:g}s" if isinstance(value, dict) else str(value)
 
 
 def _count(status: JobStatus, queue: Mapping[str, Any]) -> str | int:
@@ -335,6 +351,23 @@ FAILURES = View(
     ),
 )
 
+LOG = View(
+    "log",
+    {
+        "id": lambda one: str(one.id),
+        "at": lambda one: local(one.at),
+        "actor": lambda one: one.actor,
+        "action": lambda one: one.action,
+        "target": lambda one: _target(one),
+        "jobs": lambda one: one.jobs,
+        "skipped": lambda one: one.skipped,
+        "reason": lambda one: redacted(one.reason),
+        "": lambda one: "" if one.finished_at else "not finished",
+    },
+    otherwise="No action.",
+    document=lambda _queue, one: redacted_data(as_data(one)),
+)
+
 STATISTICS = View(
     "stats",
     {
@@ -510,6 +543,20 @@ failures = _list_command(
     lambda _queue, session, **words: ErrorGroups(session).newest(**words),
     FILTERS["task"],
     click.option("--since", type=as_span, metavar="SPAN", help="Only errors since then, as 1h."),
+    click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True),
+)
+log = _list_command(
+    LOG,
+    "List what operators have done by commands and in the dashboard, the newest first.\n\n"
+    "Shows how many jobs an action has changed, and how many it has skipped because they had moved "
+    "on.  Actions are kept for 90 days.",
+    lambda _queue, session, **words: OperatorActions(session).newest(**words),
+    click.option("--actor", metavar="NAME", help="Only actions of this user."),
+    click.option("--action", metavar="NAME", help="Only such actions, as requeue."),
+    click.option(
+        "--before", type=as_job_id, metavar="ID", help="Only actions older than this one."
+    ),
+    click.option("--unfinished", is_flag=True, help="Only actions that were interrupted."),
     click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True),
 )
 stats = _list_command(

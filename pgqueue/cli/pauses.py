@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import click
+from sqlalchemy.orm import Session
 
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.lists import capacity_in_words
+from pgqueue.cli.operators import log_done, reason_option
 from pgqueue.cli.options import (
     complete_queue,
     complete_task,
@@ -25,7 +27,7 @@ class Pausable(NamedTuple):
     """A kind of thing that workers can skip."""
 
     key: str
-    """The key of the JSON document."""
+    """The key of the JSON document, in the plural."""
     pause: Callable[..., str | None]
     """Takes the PgQueue, a Session and what names the thing; may return its name in lists."""
     resume: Callable[..., str | None]
@@ -55,6 +57,7 @@ _what = together(
     click.option(
         "--key", metavar="VALUE", help="This value of the limit's argument; JSON for several."
     ),
+    reason_option,
     on_database_with_json,
 )
 
@@ -92,6 +95,7 @@ def _set_paused(
     tasks: Sequence[str],
     limit: str | None,
     key: str | None,
+    reason: str,
     is_paused: bool,
     as_json: bool,
 ) -> None:
@@ -109,9 +113,9 @@ def _set_paused(
     with opened(queue) as session:
         before = queue.limits(session) if wanted["keys"] else []
         for kind in PAUSABLES:
-            change = kind.pause if is_paused else kind.resume
             changed[kind.key] = [
-                change(queue, session, *names) or names[0] for names in wanted[kind.key]
+                _change(queue, session, kind, names, is_paused=is_paused, reason=reason)
+                for names in wanted[kind.key]
             ]
         after = queue.limits(session) if wanted["keys"] else []
         session.commit()
@@ -126,6 +130,23 @@ def _set_paused(
     for name in changed["keys"]:
         if hint := _hint_at_key(name, before, after, is_paused=is_paused):
             click.echo(harmless(hint), err=True)
+
+
+def _change(
+    queue: PgQueue,
+    session: Session,
+    kind: Pausable,
+    names: tuple[Any, ...],
+    *,
+    is_paused: bool,
+    reason: str,
+) -> str:
+    """Pause or resume one thing, and log it; returns its name."""
+    change, verb = (kind.pause, "pause") if is_paused else (kind.resume, "resume")
+    name = change(queue, session, *names) or str(names[0])
+    noun = kind.key.removesuffix("s")
+    log_done(session, f"{verb}_{noun}", {noun: name}, reason=reason)
+    return name
 
 
 def _hint_at_key(
@@ -144,9 +165,16 @@ def _hint_at_key(
 @click.argument("capacity", type=click.IntRange(min=0), required=False)
 @click.option("--reset", is_flag=True, help="Return to the capacity in the code.")
 @click.option("--key", help="Only for this value of the limit's argument; JSON for several.")
+@reason_option
 @on_database_with_json
 def set_limit(
-    given: CliState, as_json: bool, name: str, capacity: int | None, reset: bool, key: str | None
+    given: CliState,
+    as_json: bool,
+    name: str,
+    capacity: int | None,
+    reset: bool,
+    key: str | None,
+    reason: str,
 ) -> None:
     """Set how many jobs of a limit run at once, or start in its period, for all workers.
 
@@ -162,10 +190,19 @@ def set_limit(
     queue = given.database()
     with opened(queue) as session:
         value = None if key is None else _value_of(key)
+        before = {one.name: one.capacity for one in queue.limits(session)}
         written = queue.set_limit(session, name, capacity, key=value)
-        session.commit()
         known = {one.name: one for one in queue.limits(session)}
         found = known.get(written, known[name])
+        log_done(
+            session,
+            "set_limit",
+            {"limit": written},
+            reason=reason,
+            before={"capacity": before.get(written, before.get(name))},
+            after={"capacity": found.capacity},
+        )
+        session.commit()
     if as_json:
         print_json(found)
         return

@@ -1,29 +1,35 @@
 """The commands that change jobs, schedules and workers, named by id or name, or jobs by a filter.
 
-Each job, schedule or worker that is named, and each batch of a filter, is one transaction.  Results
-are printed after the commit.  Whatever ends a command between two batches, it says how many jobs
-it has changed.
+Each job, schedule or worker that is named, and each portion of a filter, is one transaction, with
+its row in the log of operators.  Results are printed after the commit.  Whatever ends a command
+between two portions, it says how many jobs it has changed.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
 import click
 from sqlalchemy.orm import Session
 
-from pgqueue.cli.app_loader import CliState, opened
+from pgqueue import bulk
+from pgqueue.bulk import KEY_TAKEN, NOT_FOUND, REFUSED, Act, Result
+from pgqueue.cli.app_loader import CliState, committed, opened
 from pgqueue.cli.lists import SCHEDULES, print_list
+from pgqueue.cli.operators import actor, log_done, logged, reason_option
 from pgqueue.cli.options import (
     FILTERS,
     Decorator,
     Seconds,
     as_arguments,
     as_job_id,
+    as_span,
     as_time,
     as_worker_id,
     hint_at_names,
@@ -31,34 +37,16 @@ from pgqueue.cli.options import (
     together,
     which_jobs,
 )
-from pgqueue.errors import (
-    ArgumentsError,
-    DuplicateJob,
-    JobNotFound,
-    OptionError,
-    PayloadError,
-    ScheduleNotFound,
-    UnknownTask,
-)
+from pgqueue.errors import ScheduleNotFound
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
-from pgqueue.repository.cancel import Cancels
 from pgqueue.repository.jobs import Change, Jobs
-from pgqueue.repository.listing import UNFINISHED, JobFilter, Listing
-from pgqueue.rules.unique import KEY_ACROSS_QUEUES
+from pgqueue.repository.listing import JobFilter, Listing
 from pgqueue.tasks import editing
-from pgqueue.terminal import harmless, one_line, print_json
+from pgqueue.terminal import as_data, harmless, print_json
 
-BATCH = 100
 SHOWN = 20
 """How many of the jobs of a filter are named that were refused, or whose key is taken."""
-
-NOT_FOUND = "not_found"
-KEY_TAKEN = "key_taken"
-REFUSED = "refused"
-"""The new arguments of the job are wrong, or its handler cannot be killed."""
-
-Act = Callable[[PgQueue, Session, int], Change]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +57,41 @@ class Verb:
     help: str
     examples: tuple[str, ...]
     act: Callable[..., Act]
-    """Returns what to do with a job; takes the values of ``options``."""
-    statuses: tuple[JobStatus, ...]
-    """The jobs that the command is for: the choices of --status, and without it all of them."""
+    """Returns what to do with a job; takes the PgQueue and the values of ``options``."""
     called: str | None = None
-    """What these jobs are called together; None if a filter needs --status."""
+    """What the jobs that it is for are called together; None if a filter needs --status."""
     options: tuple[Decorator, ...] = ()
-    is_for_later: bool = False
-    """Whether a filter finds only jobs that are not due yet."""
-    is_set_based: bool = False
-    """Whether one statement changes many of the jobs of a filter."""
-    reason_unchanged: str = ""
-    """Why one of these jobs was left as it is."""
+
+    @property
+    def action(self) -> str:
+        """Its name in the log of operators."""
+        return self.name.replace("-", "_")
+
+    @property
+    def kind(self) -> bulk.Kind:
+        return bulk.KINDS[self.action]
 
 
-def _edited(edit: Callable[..., Change], **values: Any) -> Act:
+def _requeue(queue: PgQueue, args: dict[str, Any] | None) -> Act:
+    changes = None if args is None else editing.Changes(args=args, are_args_stored=True)
+    return partial(bulk.requeue, queue, changes=changes)
+
+
+def _change(queue: PgQueue, **values: Any) -> Act:
     changes = editing.Changes(**values, are_args_stored=True)
 
-    def act(queue: PgQueue, session: Session, job_id: int) -> Change:
-        return edit(Jobs(session), job_id, changes, queue.find, notify=queue.notify)
+    def act(session: Session, job_id: int, _at: datetime | None) -> Change:
+        return editing.change(Jobs(session), job_id, changes, queue.find, notify=queue.notify)
 
     return act
+
+
+def _cancel(queue: PgQueue, kill: bool) -> Act:
+    return bulk.act_of(queue, "kill" if kill else "cancel")
+
+
+def _run_now(queue: PgQueue) -> Act:
+    return bulk.act_of(queue, "run_now")
 
 
 _args = click.option(
@@ -106,9 +108,16 @@ JOB_VERBS = (
         "  --args replaces some arguments before; it needs the app, which checks them."
         "  Jobs that are not, or no longer, failed or cancelled stay as they are.",
         ("4711 4712", "--status failed --task mail.welcome"),
-        act=lambda args: PgQueue.requeue if args is None else _edited(editing.requeue, args=args),
-        statuses=(JobStatus.FAILED, JobStatus.CANCELLED),
-        options=(_args,),
+        act=_requeue,
+        options=(
+            _args,
+            click.option(
+                "--spread",
+                type=as_span,
+                metavar="SPAN",
+                help="Make the jobs due one after the other over this time, as 20m, and not now.",
+            ),
+        ),
     ),
     Verb(
         "cancel",
@@ -116,7 +125,7 @@ JOB_VERBS = (
         "  Jobs that have ended stay as they are.  Of the jobs of a filter, those that wait end "
         "first, the newest before the others.",
         ("4711 4712", "--batch 12"),
-        act=lambda kill: partial(PgQueue.cancel, kill=kill),
+        act=_cancel,
         options=(
             click.option(
                 "--kill",
@@ -124,9 +133,7 @@ JOB_VERBS = (
                 help="Kill the child processes of running jobs; needs the app.",
             ),
         ),
-        statuses=UNFINISHED,
         called="unfinished",
-        is_set_based=True,
     ),
     Verb(
         "run-now",
@@ -134,11 +141,8 @@ JOB_VERBS = (
         "example after an outage of a mail server."
         "  Uses up no attempt.  Jobs that are due, running or ended stay as they are.",
         ("4711", "--task mail.send"),
-        act=lambda: PgQueue.run_now,
-        statuses=(JobStatus.PENDING, JobStatus.BLOCKED),
+        act=_run_now,
         called="waiting",
-        is_for_later=True,
-        reason_unchanged="it is due already",
     ),
     Verb(
         "change",
@@ -147,8 +151,7 @@ JOB_VERBS = (
         "whose arguments would be wrong is refused.  Jobs that are running or ended stay as they "
         "are.",
         ("4711 --priority 0", "--task mail.send --priority 9"),
-        act=lambda **values: _edited(editing.change, **values),
-        statuses=(JobStatus.PENDING, JobStatus.BLOCKED),
+        act=_change,
         called="waiting",
         options=(
             click.option(
@@ -160,22 +163,8 @@ JOB_VERBS = (
             ),
             _args,
         ),
-        reason_unchanged="it has these values already, or a worker is about to start it",
     ),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of a verb on one job."""
-
-    id: int
-    change: str
-    reason: str | None = None
-
-    def __str__(self) -> str:
-        words = self.change.replace("_", " ")
-        return f"{self.id}: {words}{f', because {self.reason}' if self.reason else ''}"
 
 
 def _command(verb: Verb) -> click.Command:
@@ -189,8 +178,8 @@ def _command(verb: Verb) -> click.Command:
 
     @click.command(verb.name, help=f"{first}\n\n{named}\n\n{more}\n\n\b\nExample:  {examples}")
     @click.argument("job_ids", metavar="[ID]...", nargs=-1, type=as_job_id)
-    @which_jobs(verb.statuses)
-    @together(*verb.options)
+    @which_jobs(verb.kind.statuses)
+    @together(*verb.options, reason_option)
     @click.option(
         "--limit",
         type=click.IntRange(min=1),
@@ -215,6 +204,8 @@ def _run(
     limit: int | None,
     yes: bool,
     as_json: bool,
+    reason: str,
+    spread: timedelta | None = None,
     **options: Any,
 ) -> None:
     """Change the jobs; exit with 1 if one was refused, its key taken or its id wrong."""
@@ -225,25 +216,49 @@ def _run(
     if not job_ids and not statuses and not (verb.called and is_narrowed):
         example = " ".join(verb.examples[-1].split()[:2])
         raise click.UsageError(f"Which jobs? Give their ids, or say {example}")
-    act = verb.act(**options)
     queue = given.database()
+    act = verb.act(queue, **options)
+    begin = partial(committed, queue)
+    words: dict[str, Any] = {"actor": actor(), "reason": reason, "spread": spread}
+    words["options"] = _for_log(options)
+    action = "kill" if options.get("kill") else verb.action
     if job_ids:
-        are_missed = _change_named(queue, verb, act, job_ids, as_json=as_json)
+        ids = sorted(set(job_ids))
+        with begin() as session:
+            begun = logged(session, bulk.of_ids(session, action, ids, **words))
+        portions = bulk.run(begin, begun, act, ids=ids, size=1)
+        are_missed = _change_named((results for _, results in portions), as_json=as_json)
     else:
-        wanted = frozenset(map(JobStatus, statuses or verb.statuses))
-        chosen = JobFilter(statuses=wanted, are_waiting=verb.is_for_later, **which)
+        wanted = frozenset(map(JobStatus, statuses or verb.kind.statuses))
+        chosen = JobFilter(statuses=wanted, are_waiting=verb.kind.is_for_later, **which)
         with opened(queue) as session:
-            found = Listing(session).ids(chosen, limit=limit)
-        if found and not yes:
-            words = verb.called if not statuses else " or ".join(sorted(wanted))
-            _ask(f"{verb.name.replace('-', ' ')} {len(found):,} {words} jobs")
-        batches = _batches(queue, verb, act, found, chosen)
-        are_missed = _change_many(batches, len(found), as_json=as_json)
-        if not found and not as_json:
+            ids = Listing(session).ids(chosen, limit=limit)
+        portions = iter(())
+        if ids:
+            called = verb.called if not statuses else " or ".join(sorted(wanted))
+            if not yes:
+                _ask(f"{verb.name.replace('-', ' ')} {len(ids):,} {called} jobs")
+            with begin() as session:
+                begun = logged(session, bulk.of_filter(session, action, chosen, ids=ids, **words))
+            portions = bulk.run(begin, begun, act, ids=ids)
+        are_missed = _change_many(
+            (results for _, results in portions), matched=len(ids), as_json=as_json
+        )
+        if not ids and not as_json:
             click.echo("No job fits.")
             hint_at_names(queue, task=chosen.task, queue_name=chosen.queue)
     if are_missed:
         click.get_current_context().exit(1)
+
+
+def _for_log(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a command as JSON data; of arguments only their names, as values may be
+    secret."""
+    given = {name: value for name, value in options.items() if value not in (None, False)}
+    given.pop("kill", None)
+    if "args" in given:
+        given["args"] = sorted(given["args"])
+    return {name: as_data(value) for name, value in given.items()}
 
 
 def _ask(what: str) -> None:
@@ -252,31 +267,29 @@ def _ask(what: str) -> None:
     click.confirm(f"{what[0].upper()}{what[1:]}?", abort=True, err=True)
 
 
-def _change_named(
-    queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int], *, as_json: bool
-) -> bool:
-    """Change each job in a transaction of its own; whether one was missed."""
-    results = []
-    for job_id in dict.fromkeys(job_ids):
-        [result] = _change_batch(queue, verb, act, [job_id])
-        results.append(result)
+def _change_named(portions: Iterable[Sequence[Result]], *, as_json: bool) -> bool:
+    """Change jobs one by one, and print each; whether one was missed."""
+    changed = []
+    for result in chain.from_iterable(portions):
+        changed.append(result)
         if not as_json:
-            click.echo(str(result), err=result.change in (NOT_FOUND, KEY_TAKEN, REFUSED))
-    counts = Counter(result.change for result in results)
+            is_missed = result.change in (NOT_FOUND, KEY_TAKEN, REFUSED)
+            click.echo(harmless(str(result)), err=is_missed)
+    counts = Counter(result.change for result in changed)
     if as_json:
-        print_json({"jobs": results, "counts": counts})
+        print_json({"jobs": changed, "counts": counts})
     return bool(counts[NOT_FOUND] or counts[KEY_TAKEN] or counts[REFUSED])
 
 
-def _change_many(batches: Iterable[Sequence[Result]], matched: int, *, as_json: bool) -> bool:
-    """Change the jobs in batches; whether one was refused or its key taken."""
+def _change_many(portions: Iterable[Sequence[Result]], *, matched: int, as_json: bool) -> bool:
+    """Change the jobs in portions; whether one was refused or its key taken."""
     counts: Counter[str] = Counter()
     try:
-        for batch in batches:
-            missed = [result for result in batch if result.change in (REFUSED, KEY_TAKEN)]
+        for portion in portions:
+            missed = [result for result in portion if result.change in (REFUSED, KEY_TAKEN)]
             for result in missed[: max(0, SHOWN - counts[REFUSED] - counts[KEY_TAKEN])]:
-                click.echo(str(result), err=True)
-            counts.update(result.change for result in batch)
+                click.echo(harmless(str(result)), err=True)
+            counts.update(result.change for result in portion)
     finally:  # also after Ctrl-C, or an error of the database
         if as_json:
             print_json({"matched": matched, "counts": counts})
@@ -284,56 +297,6 @@ def _change_many(batches: Iterable[Sequence[Result]], matched: int, *, as_json: 
             words = (f"{n:,} {change.replace('_', ' ')}" for change, n in sorted(counts.items()))
             click.echo(", ".join(words))
     return bool(counts[REFUSED] or counts[KEY_TAKEN])
-
-
-def _batches(
-    queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int], which: JobFilter
-) -> Iterator[list[Result]]:
-    """Change the jobs of a filter, each batch in one transaction.
-
-    A cancel first ends those that wait, a thousand at once.  The others have a transaction each: it
-    may wait for one that has locked the job, and must not lock others meanwhile.
-    """
-    left, size = set(job_ids), BATCH
-    if verb.is_set_based:
-        size = 1
-        with opened(queue) as session:
-            chunks = Cancels(session).waiting(which, only=left)
-        for chunk in chunks:
-            with opened(queue) as session:
-                ended = Cancels(session).end(chunk)
-                session.commit()
-            left -= ended
-            yield [Result(job_id, Change.CANCELLED.name.lower()) for job_id in ended]
-    ordered = sorted(left)
-    for start in range(0, len(ordered), size):
-        yield _change_batch(queue, verb, act, ordered[start : start + size])
-
-
-def _change_batch(queue: PgQueue, verb: Verb, act: Act, job_ids: Sequence[int]) -> list[Result]:
-    """Change some jobs in one transaction; jobs that have changed meanwhile stay as they are."""
-    results = []
-    with opened(queue) as session:
-        for job_id in job_ids:
-            reason = None
-            try:
-                change = act(queue, session, job_id)
-                word = change.name.lower()
-                if change is Change.UNCHANGED:
-                    status = Listing(session).status(job_id)
-                    is_known = bool(verb.reason_unchanged) and status in verb.statuses
-                    reason = verb.reason_unchanged if is_known else f"its status is {status}"
-            except JobNotFound:
-                word, reason = NOT_FOUND, "no job has this id: never committed, or deleted"
-            except DuplicateJob as error:
-                holder = f"job {error.holder}" if error.holder else "another unfinished job"
-                of_queue = "" if KEY_ACROSS_QUEUES in str(error) else " of its queue"
-                word, reason = KEY_TAKEN, f"{holder}{of_queue} has its unique key"
-            except (ArgumentsError, OptionError, PayloadError, UnknownTask) as error:
-                word, reason = REFUSED, one_line(error)
-            results.append(Result(job_id, word, reason))
-        session.commit()
-    return results
 
 
 SCHEDULE_VERBS = {
@@ -379,10 +342,13 @@ def _schedule_command(verb: str) -> click.Command:
 
     @click.command(verb, help=f"{help}\n\n\b\nExample:  {example}")
     @click.argument("names", metavar="NAME...", nargs=-1, required=True)
+    @reason_option
     @on_database_with_json
-    def command(given: CliState, names: Sequence[str], as_json: bool) -> None:
+    def command(given: CliState, names: Sequence[str], reason: str, as_json: bool) -> None:
         queue = given.application() if verb == "trigger" else given.database()
-        changed = [_change_schedule(queue, verb, name) for name in dict.fromkeys(names)]
+        changed = [
+            _change_schedule(queue, verb, name, reason=reason) for name in dict.fromkeys(names)
+        ]
         if as_json:
             print_json({"schedules": changed})
         else:
@@ -400,13 +366,15 @@ def _schedule_command(verb: str) -> click.Command:
     return command
 
 
-def _change_schedule(queue: PgQueue, verb: str, name: str) -> dict[str, Any]:
+def _change_schedule(queue: PgQueue, verb: str, name: str, *, reason: str) -> dict[str, Any]:
     with opened(queue) as session:
         declared = {one.name: one.declared_in for one in queue.schedules.list(session)}
         try:
             job_id = getattr(queue.schedules, verb)(session, name)
         except ScheduleNotFound as error:
             return {"name": name, "change": NOT_FOUND, "reason": str(error)}
+        enqueued = None if job_id is None else {"job": job_id}
+        log_done(session, f"{verb}_schedule", {"schedule": name}, reason=reason, after=enqueued)
         session.commit()
     result = {"name": name, "change": SCHEDULE_VERBS[verb][0]}
     if job_id is not None:
@@ -421,8 +389,9 @@ def _change_schedule(queue: PgQueue, verb: str, name: str) -> dict[str, Any]:
 
 @click.command()
 @click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, type=as_worker_id)
+@reason_option
 @on_database_with_json
-def quiet(given: CliState, as_json: bool, worker_ids: Sequence[UUID]) -> None:
+def quiet(given: CliState, as_json: bool, reason: str, worker_ids: Sequence[UUID]) -> None:
     """Make workers claim no more jobs, within a second.
 
     A quiet worker ends the jobs that it has claimed and then idles; stop it with SIGTERM when
@@ -434,6 +403,9 @@ def quiet(given: CliState, as_json: bool, worker_ids: Sequence[UUID]) -> None:
     queue = given.database()
     with opened(queue) as session:
         are_quiet = {id: queue.quiet(session, id) for id in worker_ids}
+        for id, is_quiet in are_quiet.items():
+            if is_quiet:
+                log_done(session, "quiet", {"worker": str(id)}, reason=reason)
         session.commit()
     if as_json:
         found = [{"id": str(id), "is_quiet": is_quiet} for id, is_quiet in are_quiet.items()]

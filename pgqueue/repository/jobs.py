@@ -162,8 +162,11 @@ def cancel_job(*, kill: bool) -> sa.Executable:
 
 
 @cache
-def requeue_job(*, notify: bool, limited: bool = False) -> sa.Executable:
-    """Put a failed or cancelled job back as if new, with its unique key and under its limits."""
+def requeue_job(*, notify: bool, limited: bool = False, later: bool = False) -> sa.Executable:
+    """Put a failed or cancelled job back as if new, with its unique key and under its limits.
+
+    ``later``: due at a given time, and not now.
+    """
     job = (
         sa.update(jobs)
         .where(jobs.c.id == JOB, _is_dead())
@@ -172,7 +175,7 @@ def requeue_job(*, notify: bool, limited: bool = False) -> sa.Executable:
             attempts=0,
             snoozes=0,
             interruptions=0,
-            run_at=clock(),
+            run_at=_not_in_the_past() if later else clock(),
             result=sa.null(),
             progress=sa.null(),
             started_at=sa.null(),
@@ -281,15 +284,18 @@ def _is_dead() -> sa.ColumnElement[bool]:
     return jobs.c.outcome.in_([FAILED, CANCELLED])
 
 
+def _not_in_the_past() -> sa.ColumnElement[datetime]:
+    """The new time of a job: claims would find a message behind their cursors late."""
+    return sa.func.greatest(sa.bindparam(f"{NEW}run_at", type_=sa.DateTime(timezone=True)), clock())
+
+
 def _new_values(columns: tuple[str, ...]) -> dict[str, Any]:
     """The new values of these columns of a job."""
-    moment = sa.bindparam(f"{NEW}run_at", type_=sa.DateTime(timezone=True))
     unique_key = sa.bindparam(f"{NEW}unique_key", type_=sa.Text)
     is_held = jobs.c.held_unique_key.is_not(None)
     known: dict[str, Any] = {
         "priority": sa.bindparam(f"{NEW}priority", type_=sa.SmallInteger),
-        # Never in the past: claims find a message behind their cursors late.
-        "run_at": sa.func.greatest(moment, clock()),
+        "run_at": _not_in_the_past(),
         "args": json_parameter(f"{NEW}args"),
         "unique_key": unique_key,
         "held_unique_key": sa.case((is_held, sa.cast(unique_key, sa.Text))),
@@ -464,10 +470,17 @@ class Jobs:
         self._run(cancel_job(kill=kill), job_id)
         return Change.CANCELLED
 
-    def requeue(self, job_id: int, *, notify: bool, edit: Edit | None = None) -> Change:
+    def requeue(
+        self,
+        job_id: int,
+        *,
+        notify: bool,
+        edit: Edit | None = None,
+        run_at: datetime | None = None,
+    ) -> Change:
         """Put a failed or cancelled job back as if new; its old attempts stay on record.
 
-        ``edit`` decides which values it gets before.
+        ``edit`` decides which values it gets before.  ``run_at``: when it is due; without it, now.
         """
         # Leases before jobs, as everywhere: a late settle of this job locks them in that order.
         self._run(delete_lease_of_ended_job(), job_id)
@@ -484,8 +497,9 @@ class Jobs:
         def requeue() -> Change:
             if new:
                 self._run_with(edit_job(tuple(sorted(new))), job_id, new)
-            limited = job.limit_keys is not None
-            self._run(requeue_job(notify=notify, limited=limited), job_id)
+            limited, later = job.limit_keys is not None, run_at is not None
+            statement = requeue_job(notify=notify, limited=limited, later=later)
+            self._run_with(statement, job_id, {"run_at": run_at} if later else {})
             return Change.REQUEUED
 
         return self._taking_key(requeue, job_id, job.queue, new.get("unique_key", job.unique_key))

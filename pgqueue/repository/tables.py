@@ -175,10 +175,10 @@ def has_key_of_period() -> sa.ColumnElement[bool]:
     return pg.starts_with(jobs.c.held_unique_key, prefix, type_=sa.Boolean)
 
 
-def is_key_across_queues() -> sa.ColumnElement[bool]:
+def is_key_across_queues(job: sa.FromClause = jobs) -> sa.ColumnElement[bool]:
     """The condition of the index of keys that only one job of all queues may hold."""
     prefix = sa.literal_column(f"'{KEY_ACROSS_QUEUES}'", sa.Text)
-    return pg.starts_with(jobs.c.held_unique_key, prefix, type_=sa.Boolean)
+    return pg.starts_with(job.c.held_unique_key, prefix, type_=sa.Boolean)
 
 
 def key_after_success() -> sa.ColumnElement[Any]:

@@ -74,12 +74,23 @@ def change(jobs: Jobs, job_id: int, changes: Changes, find: Find, *, notify: boo
 
 
 def requeue(
-    jobs: Jobs, job_id: int, changes: Changes | None, find: Find, *, notify: bool
+    jobs: Jobs,
+    job_id: int,
+    changes: Changes | None,
+    find: Find,
+    *,
+    notify: bool,
+    run_at: datetime | None = None,
 ) -> Change:
-    """Requeue a failed or cancelled job with changed arguments."""
+    """Requeue a failed or cancelled job with changed arguments, now or for a time."""
     if changes is None:
-        return jobs.requeue(job_id, notify=notify)
-    return jobs.requeue(job_id, notify=notify, edit=lambda job: _storable(changes.of(job, find)))
+        return jobs.requeue(job_id, notify=notify, run_at=run_at)
+    return jobs.requeue(
+        job_id,
+        notify=notify,
+        edit=lambda job: _storable(changes.of(job, find)),
+        run_at=run_at,
+    )
 
 
 def _storable(new: Mapping[str, Any]) -> NewValues:

@@ -25,11 +25,12 @@ from chaos.interleavings.logical_workers import (
     violations,
     worker_settings,
 )
-from pgqueue import Cancel, Change, Limit, PgQueue, Retry, Snooze, Worker
+from pgqueue import Cancel, Change, Limit, PgQueue, Retry, Snooze, Worker, bulk
 from pgqueue.errors import OptionError
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.error_groups import ErrorGroups
-from pgqueue.repository.listing import Listing
+from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.operator_actions import OperatorActions
 from pgqueue.repository.tables import array_of
 from pgqueue.repository.task_minutes import TaskMinutes
 from pgqueue.schema import grant, revoke, upgrade_database, verify
@@ -227,6 +228,7 @@ class TestWorker:
             assert ended["test_rights.fail"] == 2
             TaskMinutes(connection).prune()
             ErrorGroups(connection).prune()
+            OperatorActions(connection).prune()
             ErrorGroups(connection).note_deploy("", "v1")
 
     def test_rescues_what_the_dead_have_left(self, place: Place, queue: PgQueue) -> None:
@@ -276,8 +278,24 @@ class TestDashboard:
         with queue.session() as session:
             TaskMinutes(session).since(HOUR)
             ErrorGroups(session).newest(limit=1)
+        self.act_on_many(place, queue)
         self.change_limits(place, queue)
         place.run("dashboard", "SELECT * FROM pgqueue.invariant_violations")
+
+    def act_on_many(self, place: Place, queue: PgQueue) -> None:
+        with place.session("dashboard") as session:
+            new = bulk.of_filter(session, "cancel", JobFilter(), actor="ada", spread=HOUR)
+            bulk.preview(session, "requeue", JobFilter())
+            action = OperatorActions(session).add(new)
+        cancel, requeue = (bulk.act_of(queue, name) for name in ("cancel", "requeue"))
+        for moved, _ in bulk.run(lambda: place.session("dashboard"), action, cancel):
+            action = moved
+        with place.session("dashboard") as session:
+            new = bulk.of_ids(session, "requeue", action.first_ids, actor="ada", spread=HOUR)
+            bulk.step(session, OperatorActions(session).add(new), action.first_ids, requeue)
+            [found] = OperatorActions(session).newest(limit=1)
+            assert (found.jobs, found.skipped) == (action.jobs - 1, 1), "one runs"
+            queue.cancel_where(session, queue="default")
 
     def change_limits(self, place: Place, queue: PgQueue) -> None:
         queue.bind(place.engine("enqueue"))

@@ -3,7 +3,7 @@
 It has a thread and a connection of its own, so that a slow delete holds up no rescue.  A round is
 two walks over the jobs from the oldest, in short transactions: the first over the failed and
 cancelled jobs, the second over all jobs that are old enough.  At its end batches are deleted, and
-then statistics.
+then statistics and the log of operators.
 """
 
 import random
@@ -18,6 +18,7 @@ from pgqueue import redaction
 from pgqueue.database.settings import PRUNING
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.error_groups import ErrorGroups
+from pgqueue.repository.operator_actions import OperatorActions
 from pgqueue.repository.prune import Pruning
 from pgqueue.repository.queue_minutes import QueueMinutes
 from pgqueue.repository.references import Reference
@@ -245,6 +246,7 @@ class PruneRound:
     def _prune_statistics(self, connection: Connection) -> Progress:
         with connection.begin():
             ErrorGroups(connection).prune()
+            OperatorActions(connection).prune()
             is_more = TaskMinutes(connection).prune() | QueueMinutes(connection).prune()
         return Progress.MORE if is_more else Progress.DONE
 

@@ -1,0 +1,396 @@
+"""Actions of operators on many jobs, in portions, each counted in the log of operators.
+
+An action has a row in ``operator_actions``, which is written before the first job is changed.  A
+portion changes some jobs in ascending order of their ids, and moves the row's cursor, in one
+transaction.  So a process that is killed loses nothing, and another one goes on from there.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from pgqueue.database.callers import in_transaction, may_notify
+from pgqueue.errors import (
+    ArgumentsError,
+    DuplicateJob,
+    JobNotFound,
+    OptionError,
+    PayloadError,
+    UnknownTask,
+)
+from pgqueue.models import JobStatus
+from pgqueue.operations import Operations
+from pgqueue.redaction import redacted
+from pgqueue.repository.cancel import Cancels, Chunk
+from pgqueue.repository.jobs import Change, Jobs
+from pgqueue.repository.listing import UNFINISHED, JobFilter, Listing
+from pgqueue.repository.operator_actions import MOST_IDS, Action, OperatorActions
+from pgqueue.repository.pages import JobLine, Pages
+from pgqueue.rules.unique import KEY_ACROSS_QUEUES
+from pgqueue.tasks import editing
+
+PORTION = 100
+"""Jobs in one transaction."""
+READ_AHEAD = 2000
+"""Ids that are read at once; those of waiting jobs are in no index, and are sorted."""
+MOST_COUNTED = 10_000
+"""Jobs that a preview counts."""
+SAMPLES = 10
+
+NOT_FOUND = "not_found"
+KEY_TAKEN = "key_taken"
+REFUSED = "refused"
+"""The new arguments of the job are wrong, or its handler cannot be killed."""
+
+Act = Callable[[Session, int, datetime | None], Change]
+"""Changes a job.  The time: when it is due, if jobs are spread."""
+Begin = Callable[[], AbstractContextManager[Session]]
+"""Opens a Session, and commits it at the end of the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of action on jobs."""
+
+    statuses: tuple[JobStatus, ...]
+    """The jobs that it is for."""
+    reason_unchanged: str = ""
+    """Why one of these jobs was left as it is."""
+    is_for_later: bool = False
+    """Whether it is only for jobs that are not due yet."""
+    is_set_based: bool = False
+    """Whether one statement changes many of the jobs that wait."""
+
+
+WAITING = (JobStatus.PENDING, JobStatus.BLOCKED)
+KINDS = {
+    "requeue": Kind((JobStatus.FAILED, JobStatus.CANCELLED)),
+    "cancel": Kind(UNFINISHED, is_set_based=True),
+    "kill": Kind(UNFINISHED, is_set_based=True),
+    "run_now": Kind(WAITING, "it is due already", is_for_later=True),
+    "change": Kind(WAITING, "it has these values already, or a worker is about to start it"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of an action on one job."""
+
+    id: int
+    change: str
+    reason: str | None = None
+
+    @property
+    def is_changed(self) -> bool:
+        return self.change not in (Change.UNCHANGED.name.lower(), NOT_FOUND, KEY_TAKEN, REFUSED)
+
+    def __str__(self) -> str:
+        words = self.change.replace("_", " ")
+        return f"{self.id}: {words}{f', because {self.reason}' if self.reason else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What an action would do, before it begins."""
+
+    jobs: int
+    """How many jobs match; more than MOST_COUNTED are not counted."""
+    samples: Sequence[JobLine]
+    keys_taken: int
+    """How many of them cannot be requeued, because another unfinished job has their key."""
+
+
+def act_of(queue: Operations, action: str) -> Act:
+    """How to change a job by an action that needs nothing but its name."""
+    match action:
+        case "requeue":
+            return partial(requeue, queue)
+        case "cancel" | "kill":
+            is_kill = action == "kill"
+            return lambda session, job_id, _at: queue.cancel(session, job_id, kill=is_kill)
+        case "run_now":
+            return lambda session, job_id, _at: queue.run_now(session, job_id)
+    raise OptionError(f"the log does not say how to go on with {action}: run its command again")
+
+
+def requeue(
+    queue: Operations,
+    session: Session,
+    job_id: int,
+    run_at: datetime | None,
+    *,
+    changes: editing.Changes | None = None,
+) -> Change:
+    """Requeue a job, now or for a time, perhaps with other arguments."""
+    connection = in_transaction(session, f"requeue of job {job_id}")
+    return editing.requeue(
+        Jobs(connection),
+        job_id,
+        changes,
+        queue.find,
+        notify=queue.notify and may_notify(connection),
+        run_at=run_at,
+    )
+
+
+def narrowed(which: JobFilter, action: str) -> JobFilter:
+    """The filter for those of its jobs that an action is for.  Raises OptionError for none."""
+    kind = KINDS[action]
+    statuses = frozenset(kind.statuses) & (which.statuses or frozenset(kind.statuses))
+    if not statuses:
+        raise OptionError(
+            f"{action} is for jobs that are {' or '.join(kind.statuses)}; these are "
+            f"{' or '.join(sorted(which.statuses))}"
+        )
+    return replace(which, statuses=statuses, are_waiting=which.are_waiting or kind.is_for_later)
+
+
+def preview(session: Session, action: str, which: JobFilter) -> Preview:
+    """Count the jobs that an action would change, and show the newest of them."""
+    log, which = OperatorActions(session), narrowed(which, action)
+    are_requeued = action == "requeue"
+    return Preview(
+        log.number_of_jobs(which, limit=MOST_COUNTED + 1),
+        Pages(session).page(which, limit=SAMPLES).jobs,
+        log.number_of_taken_keys(which, limit=MOST_COUNTED) if are_requeued else 0,
+    )
+
+
+def of_filter(
+    session: Session,
+    action: str,
+    which: JobFilter,
+    *,
+    actor: str,
+    reason: str = "",
+    spread: timedelta | None = None,
+    options: Mapping[str, Any] | None = None,
+    ids: Sequence[int] | None = None,
+) -> Action:
+    """An action on all jobs that match, up to the highest id of now; it is not in the log yet.
+
+    ``spread``: requeue the jobs for times that are spread over this time from now on.  ``ids``: the
+    jobs, ascending, if the caller has found them already.
+    """
+    log, which = OperatorActions(session), narrowed(which, action)
+    now, last_id = log.now_and_last_job()
+    last_id = ids[-1] if ids else last_id
+    of = 0
+    if spread is not None:
+        upto = replace(which, before=_lower(which.before, last_id + 1))
+        of = log.number_of_jobs(upto) if ids is None else len(ids)
+    return Action(
+        at=now,
+        actor=actor,
+        action=action,
+        target={"filter": _document(which)},
+        options={**(options or {}), **_spread(spread, of)},
+        reason=reason,
+        last_id=last_id,
+    )
+
+
+def of_ids(
+    session: Session,
+    action: str,
+    ids: Iterable[int],
+    *,
+    actor: str,
+    reason: str = "",
+    spread: timedelta | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Action:
+    """An action on jobs that are named; it is not in the log yet."""
+    ids = sorted(set(ids))
+    return Action(
+        at=OperatorActions(session).now_and_last_job()[0],
+        actor=actor,
+        action=action,
+        target={"jobs": ids},
+        options={**(options or {}), **_spread(spread, len(ids))},
+        reason=reason,
+        last_id=ids[-1],
+    )
+
+
+def run(
+    begin: Begin, action: Action, act: Act, *, ids: Sequence[int] | None = None, size: int = PORTION
+) -> Iterator[tuple[Action, list[Result]]]:
+    """Do what is left of an action, each portion in a transaction, and finish it.
+
+    Yields the results of a portion after its commit.  A caller may stop there, and another process
+    go on later.  ``ids``: the jobs, ascending, if the caller has found them already.
+
+    A cancel first ends the jobs that wait, many at once.  The others have a transaction each: it
+    may wait for one that has locked the job, and must not lock others meanwhile.
+    """
+    if KINDS[action.action].is_set_based and "filter" in action.target:
+        size = 1
+        if action.cursor is None:
+            ended: set[int] = set()
+            for moved, results in _end_waiting(begin, action, ids):
+                action = moved
+                ended.update(result.id for result in results)
+                yield action, results
+            ids = None if ids is None else [id for id in ids if id not in ended]
+    while action.finished_at is None:
+        with begin() as session:
+            found = ids_left(session, action, READ_AHEAD) if ids is None else ids
+        for start in range(0, len(found), size):
+            with begin() as session:
+                action, results = step(session, action, found[start : start + size], act)
+            yield action, results
+        if ids is not None or not found:
+            break
+    with begin() as session:
+        finish(session, action)
+
+
+def step(
+    session: Session, action: Action, ids: Sequence[int], act: Act
+) -> tuple[Action, list[Result]]:
+    """Change some jobs, ascending, in the caller's transaction; jobs that have moved on stay.
+
+    Jobs up to the cursor are left out: another process has changed them.
+    """
+    action = _locked(session, action)
+    left = [] if action.finished_at else [id for id in ids if id > (action.cursor or 0)]
+    reason_unchanged = KINDS[action.action].reason_unchanged
+    done = action.jobs + action.skipped
+    results = []
+    for number, job_id in enumerate(left, done):
+        result = _change(session, act, job_id, _time(action, number))
+        if result.change == Change.UNCHANGED.name.lower():
+            status = Listing(session).status(job_id)
+            is_known = bool(reason_unchanged) and status in KINDS[action.action].statuses
+            reason = reason_unchanged if is_known else f"its status is {status}"
+            result = replace(result, reason=reason)
+        results.append(result)
+    return _counted(session, action, results, cursor=left[-1] if left else None), results
+
+
+def finish(session: Session, action: Action) -> None:
+    """Note that nothing is left to do."""
+    action = _locked(session, action)
+    if action.id is not None and action.finished_at is None:
+        OperatorActions(session).move(action, is_finished=True)
+
+
+def ids_left(session: Session, action: Action, limit: int) -> list[int]:
+    """The next jobs of an action that has begun, ascending."""
+    after = action.cursor or 0
+    if "jobs" in action.target:
+        return [id for id in action.target["jobs"] if id > after][:limit]
+    which = filter_of(action)
+    after = max(after, which.after or 0)
+    return Listing(session).ids(replace(which, after=after), limit=limit)
+
+
+def filter_of(action: Action) -> JobFilter:
+    """The jobs of an action on all that match, without those that came later."""
+    words = {name: _read(value) for name, value in action.target["filter"].items()}
+    words["statuses"] = frozenset(map(JobStatus, words["statuses"]))
+    which = JobFilter(**words)
+    return replace(which, before=_lower(which.before, (action.last_id or 0) + 1))
+
+
+def _end_waiting(
+    begin: Begin, action: Action, ids: Sequence[int] | None
+) -> Iterator[tuple[Action, list[Result]]]:
+    """Cancel the jobs that wait, the newest first: workers claim the oldest meanwhile."""
+    only = None if ids is None else frozenset(ids)
+    with begin() as session:
+        chunks: list[Chunk] = Cancels(session).waiting(filter_of(action), only=only)
+    for chunk in chunks:
+        with begin() as session:
+            action = _locked(session, action)
+            ended = sorted(Cancels(session).end(chunk))
+            results = [Result(job_id, Change.CANCELLED.name.lower()) for job_id in ended]
+            action = _counted(session, action, results, cursor=None)
+        yield action, results
+
+
+def _change(session: Session, act: Act, job_id: int, run_at: datetime | None) -> Result:
+    try:
+        return Result(job_id, act(session, job_id, run_at).name.lower())
+    except JobNotFound:
+        return Result(job_id, NOT_FOUND, "no job has this id: never committed, or deleted")
+    except DuplicateJob as error:
+        holder = f"job {error.holder}" if error.holder else "another unfinished job"
+        of_queue = "" if KEY_ACROSS_QUEUES in str(error) else " of its queue"
+        return Result(job_id, KEY_TAKEN, f"{holder}{of_queue} has its unique key")
+    except (ArgumentsError, OptionError, PayloadError, UnknownTask) as error:
+        return Result(job_id, REFUSED, redacted(" ".join(str(error).split())))
+
+
+def _locked(session: Session, action: Action) -> Action:
+    """The action as the log has it now; itself if it is not in the log."""
+    if action.id is None:
+        return action
+    return OperatorActions(session).locked(action.id) or replace(action, id=None)
+
+
+def _counted(
+    session: Session, action: Action, results: Sequence[Result], *, cursor: int | None
+) -> Action:
+    changed = [result.id for result in results if result.is_changed]
+    moved = replace(
+        action,
+        jobs=action.jobs + len(changed),
+        skipped=action.skipped + len(results) - len(changed),
+        first_ids=[*action.first_ids, *changed][:MOST_IDS],
+        cursor=action.cursor if cursor is None else cursor,
+    )
+    if moved.id is not None and results:
+        OperatorActions(session).move(moved, is_finished=False)
+    return moved
+
+
+def _spread(spread: timedelta | None, of: int) -> dict[str, Any]:
+    return {} if spread is None else {"spread_s": spread.total_seconds(), "of": of}
+
+
+def _time(action: Action, number: int) -> datetime | None:
+    """When the job with this number is due, if the jobs are spread."""
+    seconds, of = action.options.get("spread_s"), action.options.get("of")
+    if seconds is None or not of:
+        return None
+    return action.at + timedelta(seconds=seconds * min(number, of) / of)
+
+
+def _lower(first: int | None, second: int) -> int:
+    return second if first is None else min(first, second)
+
+
+def _document(which: JobFilter) -> dict[str, Any]:
+    """The conditions of a filter as JSON data."""
+    values = {field.name: getattr(which, field.name) for field in fields(which)}
+    given = [field.name for field in fields(which) if values[field.name] != field.default]
+    return {name: _written(values[name]) for name in given}
+
+
+def _written(value: Any) -> Any:
+    match value:
+        case frozenset():
+            return sorted(value)
+        case timedelta():
+            return {"seconds": value.total_seconds()}
+        case datetime():
+            return {"time": value.isoformat()}
+    return value
+
+
+def _read(value: Any) -> Any:
+    match value:
+        case list():
+            return frozenset(value)
+        case {"seconds": seconds}:
+            return timedelta(seconds=seconds)
+        case {"time": time}:
+            return datetime.fromisoformat(time)
+    return value

@@ -1,0 +1,267 @@
+"""The log of operators: who has done what, and how far an action on many jobs has come.
+
+A row is written in the transaction of the change.  An action on many jobs works in several
+transactions, each of which locks its row first, so two processes never count the same jobs.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from pgqueue.models import SCHEMA
+from pgqueue.repository.listing import JobFilter, job_ids
+from pgqueue.repository.reading import EPOCH, moment, readable
+from pgqueue.repository.tables import (
+    array_of,
+    array_parameter,
+    clock,
+    count_rows,
+    is_key_across_queues,
+    jobs,
+    json_parameter,
+    operator_actions,
+    pg,
+    text_parameter,
+)
+
+KEPT = timedelta(days=90)
+"""How long an action is kept, as failed jobs are by default."""
+MOST_IDS = 20
+"""Changed jobs that a row names."""
+
+ID = sa.bindparam("action_id", type_=sa.BigInteger)
+
+
+@cache
+def add_action() -> sa.Executable:
+    texts = ("actor", "action", "reason")
+    documents = ("target", "options", "before", "after")
+    row = sa.insert(operator_actions).values(
+        **{name: sa.bindparam(name, type_=sa.Text) for name in texts},
+        **{name: json_parameter(name) for name in documents},
+        last_id=sa.bindparam("last_id", type_=sa.BigInteger),
+        **_progress(),
+    )
+    return row.returning(operator_actions.c.id, moment(operator_actions.c.at))
+
+
+@cache
+def move_action() -> sa.Executable:
+    """Write how far an action has come; the caller has locked it."""
+    return sa.update(operator_actions).where(operator_actions.c.id == ID).values(**_progress())
+
+
+def _progress() -> dict[str, Any]:
+    numbers = {name: sa.bindparam(name, type_=sa.Integer) for name in ("jobs", "skipped")}
+    is_finished = sa.bindparam("is_finished", type_=sa.Boolean)
+    return {
+        **numbers,
+        "first_ids": array_parameter("first_ids", sa.BigInteger),
+        "cursor": sa.bindparam("cursor", type_=sa.BigInteger),
+        "finished_at": sa.case((is_finished, clock())),
+    }
+
+
+@cache
+def action(*, lock: bool) -> sa.Executable:
+    found = sa.select(*map(readable, operator_actions.c)).where(operator_actions.c.id == ID)
+    return found.with_for_update() if lock else found
+
+
+@cache
+def newest_actions(
+    *, of_actor: bool, of_action: bool, before: bool, unfinished: bool
+) -> sa.Executable:
+    column = operator_actions.c
+    words = [
+        (of_actor, column.actor == text_parameter("of_actor")),
+        (of_action, column.action == text_parameter("of_action")),
+        (before, column.id < sa.bindparam("before_id", type_=sa.BigInteger)),
+        (unfinished, column.finished_at.is_(None)),
+    ]
+    return (
+        sa.select(*map(readable, column))
+        .where(*(condition for is_wanted, condition in words if is_wanted))
+        .order_by(column.id.desc())
+        .limit(sa.bindparam("limit", type_=sa.Integer))
+    )
+
+
+@cache
+def prune_actions() -> sa.Executable:
+    kept: sa.ColumnElement[Any] = sa.literal_column(f"interval '{KEPT.days} days'")
+    return sa.delete(operator_actions).where(
+        operator_actions.c.at < pg.statement_timestamp() - kept
+    )
+
+
+@cache
+def may_write() -> sa.Executable:
+    """Whether this role may write the log."""
+    right = sa.literal_column(f"""'"{SCHEMA}".operator_actions', 'INSERT'""", sa.Text)
+    return sa.select(pg.has_table_privilege(right))
+
+
+@cache
+def now_and_last_job() -> sa.Executable:
+    return sa.select(moment(clock()), pg.max(jobs.c.id, type_=sa.BigInteger))
+
+
+def number_of_jobs(which: JobFilter, *, limit: int | None) -> sa.Executable:
+    """How many jobs match, up to a limit."""
+    ids = job_ids(which, limit=limit, newest_first=False).subquery("found")
+    return sa.select(count_rows()).select_from(ids)
+
+
+def number_of_taken_keys(which: JobFilter, *, limit: int) -> sa.Executable:
+    """How many of these ended jobs have a unique key that an unfinished job holds."""
+    ids = job_ids(which, limit=limit, newest_first=False).subquery("found")
+    # One probe of an index for each job: as a join, this could read all of `jobs`.
+    held = sa.alias(jobs, "held")
+    in_queue = sa.exists(held.c.id).where(
+        held.c.queue == jobs.c.queue,
+        held.c.held_unique_key == jobs.c.unique_key,
+        held.c.held_unique_key.is_not(None),
+    )
+    across = sa.exists(held.c.id).where(
+        held.c.held_unique_key == jobs.c.unique_key, is_key_across_queues(held)
+    )
+    return (
+        sa.select(count_rows())
+        .select_from(ids.join(jobs, jobs.c.id == ids.c.id))
+        .where(jobs.c.unique_key.is_not(None), sa.or_(in_queue, across))
+    )
+
+
+def matching_ids(which: JobFilter) -> sa.Executable:
+    """Those of some ids whose jobs match, whatever their status."""
+    given = jobs.c.id == sa.any_(array_parameter("ids", sa.BigInteger))
+    return sa.select(jobs.c.id).where(given, *which.words(jobs, jobs.c.id)).order_by(jobs.c.id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """An action of an operator; the fields are those of :class:`OperatorAction`."""
+
+    id: int | None = None
+    """None while it is not in the log."""
+    at: datetime = EPOCH
+    """When it began; the log sets it."""
+    actor: str
+    action: str
+    target: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    jobs: int = 0
+    skipped: int = 0
+    first_ids: Sequence[int] = ()
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+    last_id: int | None = None
+    cursor: int | None = None
+    finished_at: datetime | None = None
+
+
+class OperatorActions:
+    """The log behind one Session or Connection."""
+
+    def __init__(self, executor: Session | sa.Connection) -> None:
+        self._executor = executor
+
+    def may_write(self) -> bool:
+        return bool(self._executor.execute(may_write()).scalar())
+
+    def now_and_last_job(self) -> tuple[datetime, int]:
+        """The time of the database, and the highest id of a job; 0 without jobs."""
+        now, last_id = self._executor.execute(now_and_last_job()).one()
+        return now, last_id or 0
+
+    def add(self, new: Action) -> Action:
+        """Write an action that is done or, with ``last_id``, one that begins; returns it with its
+        id."""
+        parameters = {
+            "actor": new.actor,
+            "action": new.action,
+            "reason": new.reason,
+            "target": json.dumps(new.target),
+            "options": json.dumps(new.options),
+            "before": None if new.before is None else json.dumps(new.before),
+            "after": None if new.after is None else json.dumps(new.after),
+            "last_id": new.last_id,
+            **_values(new, is_finished=new.last_id is None),
+        }
+        id, at = self._executor.execute(add_action(), parameters).one()
+        return replace(new, id=id, at=at)
+
+    def move(self, moved: Action, *, is_finished: bool) -> None:
+        """Write how far an action has come, which :meth:`locked` has returned in this
+        transaction."""
+        values = _values(moved, is_finished=is_finished)
+        self._executor.execute(move_action(), {"action_id": moved.id, **values})
+
+    def one(self, id: int) -> Action | None:
+        return self._one(id, lock=False)
+
+    def locked(self, id: int) -> Action | None:
+        """The action as it is now; other processes wait until this transaction ends."""
+        return self._one(id, lock=True)
+
+    def newest(
+        self,
+        *,
+        limit: int,
+        actor: str | None = None,
+        action: str | None = None,
+        before: int | None = None,
+        unfinished: bool = False,
+    ) -> list[Action]:
+        """The newest actions; ``before``: an id, for the next page."""
+        given = {"of_actor": actor, "of_action": action, "before_id": before}
+        statement = newest_actions(
+            of_actor=actor is not None,
+            of_action=action is not None,
+            before=before is not None,
+            unfinished=unfinished,
+        )
+        parameters = {name: value for name, value in given.items() if value is not None}
+        rows = self._executor.execute(statement, {**parameters, "limit": limit}).mappings()
+        return [Action(**row) for row in rows]
+
+    def number_of_jobs(self, which: JobFilter, *, limit: int | None = None) -> int:
+        """How many jobs match; at most ``limit``."""
+        return int(self._executor.execute(number_of_jobs(which, limit=limit)).scalar_one())
+
+    def number_of_taken_keys(self, which: JobFilter, *, limit: int) -> int:
+        """Of the oldest jobs that match, how many cannot be requeued: their key is taken."""
+        statement = number_of_taken_keys(which, limit=limit)
+        return int(self._executor.execute(statement).scalar_one())
+
+    def matching(self, which: JobFilter, ids: Sequence[int]) -> list[int]:
+        """Those of these ids whose jobs match, whatever their status, in ascending order."""
+        parameters = {"ids": array_of(map(str, ids))}
+        return [row[0] for row in self._executor.execute(matching_ids(which), parameters)]
+
+    def prune(self) -> None:
+        """Delete the actions whose time is over."""
+        self._executor.execute(prune_actions())
+
+    def _one(self, id: int, *, lock: bool) -> Action | None:
+        rows = self._executor.execute(action(lock=lock), {"action_id": id}).mappings()
+        row = rows.one_or_none()
+        return None if row is None else Action(**row)
+
+
+def _values(moved: Action, *, is_finished: bool) -> dict[str, Any]:
+    return {
+        "jobs": moved.jobs,
+        "skipped": moved.skipped,
+        "first_ids": array_of(map(str, moved.first_ids)),
+        "cursor": moved.cursor,
+        "is_finished": is_finished,
+    }

@@ -1,0 +1,223 @@
+"""What commands write to the log of operators, and how it is shown."""
+
+import getpass
+import json
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from shop_rig import command
+from sqlalchemy import Engine, create_engine, make_url, text
+
+from chaos.interleavings.logical_workers import committed, execute
+from pgqueue import Limit, PgQueue, Secret, WorkerProcess
+from pgqueue.schema import grant
+
+WORKER = UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
+
+
+@pytest.fixture
+def queue(engine: Engine) -> PgQueue:
+    queue = PgQueue(engine)
+
+    @queue.task(name="send")
+    def send(to: str, token: Secret[str] = "") -> None: ...
+
+    queue.task(name="pay", limit=Limit(2, by="account", name="bank"))(lambda account: None)
+    return queue
+
+
+def log(queue: PgQueue, *words: str) -> list[dict[str, Any]]:
+    found = json.loads(command(queue, "log", *words, "--json").stdout)["log"]
+    assert isinstance(found, list)
+    return found
+
+
+def waiting(queue: PgQueue, number: int = 1) -> list[int]:
+    send = queue.tasks["send"].options(delay=timedelta(hours=1))
+    with queue.session() as session, session.begin():
+        return send.enqueue_many(session, [("ada",)] * number)
+
+
+class TestWhatIsWritten:
+    @pytest.mark.parametrize(
+        ("words", "action", "target"),
+        [
+            ("cancel 1", "cancel", {"jobs": [1]}),
+            ("cancel 1 --kill", "kill", {"jobs": [1]}),
+            ("run-now 1", "run_now", {"jobs": [1]}),
+            ("change 1 --priority 0", "change", {"jobs": [1]}),
+            (
+                "cancel --task send --yes",
+                "cancel",
+                {"filter": {"statuses": ["blocked", "pending", "running"], "task": "send"}},
+            ),
+            ("pause mail", "pause_queue", {"queue": "mail"}),
+            ("resume mail", "resume_queue", {"queue": "mail"}),
+            ("pause --task send", "pause_task", {"task": "send"}),
+            ("pause --limit bank --key 7", "pause_key", {"key": "bank [7]"}),
+            ("set-limit bank 5", "set_limit", {"limit": "bank"}),
+            ("schedules pause night", "pause_schedule", {"schedule": "night"}),
+            ("schedules resume night", "resume_schedule", {"schedule": "night"}),
+            ("schedules trigger night", "trigger_schedule", {"schedule": "night"}),
+            ("schedules remove night", "remove_schedule", {"schedule": "night"}),
+            (f"quiet {WORKER}", "quiet", {"worker": str(WORKER)}),
+        ],
+    )
+    def test_each_command_writes_who_did_what_and_why(
+        self, queue: PgQueue, engine: Engine, words: str, action: str, target: dict[str, Any]
+    ) -> None:
+        waiting(queue)
+        with queue.session() as session, session.begin():
+            process = {"hostname": "here", "pid": 1, "backend_pid": 1, "queues": ["mail"]}
+            session.add(WorkerProcess(id=WORKER, slots=4, **process))
+            every = timedelta(hours=1)
+            queue.schedules.add(
+                session, queue.tasks["send"], every=every, name="night", args=("ada",)
+            )
+
+        ended = command(queue, *words.split(), "--reason", "the bank is down")
+
+        assert ended.returncode == 0, ended.stderr
+        [found] = log(queue)
+        assert (found["action"], found["target"]) == (action, target)
+        assert (found["reason"], found["actor"]) == (
+            "the bank is down",
+            f"{getpass.getuser()}@{socket.gethostname()}",
+        )
+        assert found["jobs"] == (1 if set(target) & {"jobs", "filter"} else 0)
+        assert found["finished_at"] is not None
+
+    def test_pgqueue_actor_names_another(
+        self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PGQUEUE_ACTOR", "deploy-bot")
+        command(queue, "pause", "mail")
+
+        assert log(queue)[0]["actor"] == "deploy-bot"
+
+    def test_a_limit_is_logged_with_its_capacity_before_and_after(self, queue: PgQueue) -> None:
+        command(queue, "set-limit", "bank", "5")
+        command(queue, "set-limit", "bank", "0", "--key", "7")
+
+        changes = [(one["before"], one["after"]) for one in log(queue)]
+        assert changes[0] == ({"capacity": 5}, {"capacity": 0})
+        assert changes[1][1] == {"capacity": 5}
+
+    def test_of_new_arguments_only_the_names_are_logged(self, queue: PgQueue) -> None:
+        waiting(queue)
+        command(queue, "change", "1", "--args", '{"token": "c4n4ry"}', "--delay", "60")
+
+        [found] = log(queue)
+        assert found["options"] == {"args": ["token"], "delay": 60.0}
+
+    def test_a_requeue_is_spread(self, queue: PgQueue, engine: Engine) -> None:
+        waiting(queue, 3)
+        command(queue, "cancel", "1", "2", "3")
+        words = ("--status", "cancelled", "--yes", "--spread", "30m")
+
+        ended = command(queue, "requeue", *words)
+
+        assert ended.stdout == "3 requeued\n"
+        with engine.connect() as connection:
+            span = "SELECT max(run_at) - min(run_at) FROM pgqueue.message_queue"
+            assert connection.scalar(text(span)) > timedelta(minutes=19)
+        assert log(queue)[0]["options"] == {"spread_s": 1800.0, "of": 3}
+
+    @pytest.mark.parametrize(
+        "words",
+        ["pause mail", "set-limit bank 5", "schedules pause night", "cancel 1", "run-now 1"],
+    )
+    def test_nothing_is_changed_if_the_log_refuses_the_row(
+        self, queue: PgQueue, engine: Engine, words: str
+    ) -> None:
+        waiting(queue)
+        with queue.session() as session, session.begin():
+            every = timedelta(hours=1)
+            queue.schedules.add(
+                session, queue.tasks["send"], every=every, name="night", args=("ada",)
+            )
+        refuse_rows(engine)
+        before = state(engine)
+
+        ended = command(queue, *words.split())
+
+        assert (ended.returncode, "the log is closed" in ended.stderr) == (1, True)
+        assert state(engine) == before
+
+
+def refuse_rows(engine: Engine) -> None:
+    execute(
+        engine,
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'the log is closed'; END $$",
+    )
+    execute(
+        engine,
+        "CREATE TRIGGER refuse BEFORE INSERT ON pgqueue.operator_actions"
+        " FOR EACH ROW EXECUTE FUNCTION public.refuse()",
+    )
+
+
+def state(engine: Engine) -> list[Any]:
+    tables = ("jobs", "message_queue", "queues", "limits", "schedules", "operator_actions")
+    with engine.connect() as connection:
+        return [connection.execute(text(f"TABLE pgqueue.{name}")).all() for name in tables]
+
+
+@pytest.fixture
+def worker_role(engine: Engine, queue: PgQueue) -> Iterator[PgQueue]:
+    """The queue as a role that may run commands and not write the log."""
+    name = f"worker_{uuid4().hex[:10]}"
+    execute(engine, f"CREATE ROLE {name} LOGIN PASSWORD 'x'")
+    committed(engine, lambda connection: grant(worker=name, connection=connection))
+    own = create_engine(make_url(engine.url).set(username=name, password="x"))
+    yield PgQueue(own)
+    own.dispose()
+    execute(engine, f"DROP OWNED BY {name}")
+    execute(engine, f"DROP ROLE {name}")
+
+
+def test_a_role_that_may_not_write_the_log_runs_commands_and_is_told(
+    queue: PgQueue, worker_role: PgQueue
+) -> None:
+    waiting(queue, 2)
+
+    ended = command(worker_role, "cancel", "--task", "send", "--yes")
+
+    assert (ended.returncode, ended.stdout) == (0, "2 cancelled\n")
+    assert (
+        ended.stderr == "This role may not write the log of operators: the action is not logged.\n"
+    )
+    assert log(queue) == []
+
+
+class TestList:
+    def test_it_shows_the_newest_first_with_their_targets(self, queue: PgQueue) -> None:
+        waiting(queue, 2)
+        command(queue, "pause", "mail", "--reason", "calm")
+        command(queue, "run-now", "--task", "send", "--older-than", "0", "--yes")
+
+        lines = command(queue, "log").stdout.splitlines()
+
+        assert len(lines) == 3
+        assert "task=send statuses=blocked,pending older_than=0s are_waiting=True" in lines[1]
+        assert "queue=mail" in lines[2]
+        assert lines[2].endswith("calm")
+
+    def test_filters_select(self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+        command(queue, "pause", "mail")
+        monkeypatch.setenv("PGQUEUE_ACTOR", "bot")
+        command(queue, "pause", "mail")
+        command(queue, "resume", "mail")
+
+        def ids(*words: str) -> list[int]:
+            return [one["id"] for one in log(queue, *words)]
+
+        assert ids("--actor", "bot") == [3, 2]
+        assert ids("--action", "pause_queue") == [2, 1]
+        assert ids("--before", "3", "--limit", "1") == [2]
+        assert ids("--unfinished") == []
