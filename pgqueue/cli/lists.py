@@ -14,7 +14,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from pgqueue.cli.app_loader import CliState, opened
-from pgqueue.cli.doctor import words_for_overdue, words_for_unknown, words_for_unreadable
 from pgqueue.cli.options import (
     FILTERS,
     OF_PAGE,
@@ -29,6 +28,7 @@ from pgqueue.cli.options import (
     which_jobs,
 )
 from pgqueue.errors import OptionError
+from pgqueue.findings import words_for_overdue, words_for_unknown, words_for_unreadable
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus, PausedTask, QueueSettings
 from pgqueue.redaction import redacted, redacted_data

@@ -12,6 +12,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.orm import Session
 
 from pgqueue.repository.buckets import bucket_of, first_bucket, in_all_buckets
+from pgqueue.repository.messages import waiting_pairs
 from pgqueue.repository.reading import moment, span
 from pgqueue.repository.tables import (
     count_rows,
@@ -178,6 +179,28 @@ def flows() -> sa.Executable:
 
 
 @cache
+def first_due() -> sa.Executable:
+    """The first due message of each queue and priority, by one probe of the key for each."""
+    pair, message = waiting_pairs(), message_queue.c
+    first = (
+        sa.select(message.task, message.run_at)
+        .where(
+            message.queue == pair.c.queue,
+            message.priority == pair.c.priority,
+            message.run_at <= NOW,
+        )
+        .order_by(message.run_at, message.id)
+        .limit(1)
+        .lateral("first")
+    )
+    return (
+        sa.select(pair.c.queue, first.c.task, span(NOW - first.c.run_at))
+        .select_from(pair.join(first, sa.true()))
+        .order_by(pair.c.queue, first.c.run_at)
+    )
+
+
+@cache
 def depth_series(*, of_queue: bool) -> sa.Executable:
     """By part of a time, the most jobs that one queue or all had in a minute, and those claimed."""
     mark = queue_minutes.c
@@ -232,6 +255,15 @@ class LastCount(NamedTuple):
     """How long ago it was."""
     queues: Mapping[str, QueueCount]
     """Queues that are missing have no unfinished jobs."""
+
+
+class FirstDue(NamedTuple):
+    """The job of a queue and priority that is the next to start."""
+
+    queue: str
+    task: str
+    since: timedelta
+    """How long it has been due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +326,11 @@ class QueueMinutes:
         rows = list(self._executor.execute(last_counts()))
         queues = {queue: QueueCount(*counts) for queue, _, _, *counts in rows if queue}
         return LastCount(rows[0][1], rows[0][2], queues) if rows else None
+
+    def first_due(self) -> list[FirstDue]:
+        """The next job to start of each queue and priority, if it is due; the oldest of a queue
+        first.  Counts nothing."""
+        return [FirstDue(*row) for row in self._executor.execute(first_due())]
 
     def flows(self) -> dict[str, QueueFlow]:
         """By queue, what goes in and out, on average of the last five whole minutes.

@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import logical_workers, worker_settings
 from pgqueue import Limit, PgQueue
-from pgqueue.cli.doctor import (
+from pgqueue.embedded import EmbeddedPostgres
+from pgqueue.findings import (
     Finding,
     Level,
     of_notifications,
@@ -22,7 +23,6 @@ from pgqueue.cli.doctor import (
     of_tables,
     of_transactions,
 )
-from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.health import Health
 from pgqueue.schema import upgrade_database
