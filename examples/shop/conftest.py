@@ -1,8 +1,10 @@
 """The fixtures of the tests: each test is one transaction, which is rolled back."""
 
+import os
+
 import pytest
 from service import create_app
-from shop import Base, db
+from shop import Base, queue
 
 
 @pytest.fixture(scope="session")
@@ -10,21 +12,17 @@ def pgqueue_create_tables():
     return Base.metadata.create_all
 
 
-@pytest.fixture
-def app(pgqueue_engine, monkeypatch):
-    url = pgqueue_engine.url.render_as_string(hide_password=False)
-    monkeypatch.setenv("DATABASE_URL", url)
-    app = create_app()
-    with app.app_context():
-        engines = db.engines
-        db.session.configure(join_transaction_mode="create_savepoint")
-    with pgqueue_engine.connect() as connection:
-        transaction = connection.begin()
-        engines[None] = connection
-        yield app
-        transaction.rollback()
+@pytest.fixture(scope="session")
+def app(pgqueue_engine):
+    os.environ["DATABASE_URL"] = pgqueue_engine.url.render_as_string(hide_password=False)
+    return create_app()
+
+
+@pytest.fixture(scope="session")
+def pgqueue_queue(app):
+    return queue
 
 
 @pytest.fixture
-def client(app):
+def client(app, pgqueue_session):
     return app.test_client()

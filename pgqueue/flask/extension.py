@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NoReturn, Unpack
 from weakref import WeakKeyDictionary
 
@@ -14,7 +14,15 @@ from pgqueue import job_queue
 from pgqueue.context import Around, JobContext
 from pgqueue.errors import ArgumentsError, NotBound, PgQueueError
 from pgqueue.flask.commands import commands
-from pgqueue.flask.sessions import Database, held_session, lent, session_maker
+from pgqueue.flask.sessions import (
+    Database,
+    engines_of,
+    entering_context,
+    held_session,
+    lent,
+    on_other_bind,
+    session_maker,
+)
 
 EXTENSION = "pgqueue"
 """Its name in ``app.extensions``."""
@@ -66,9 +74,22 @@ class PgQueue(job_queue.PgQueue):
         """Always raises PgQueueError: ``init_app`` sets the database of this queue."""
         raise PgQueueError(
             "the PgQueue of a Flask application uses the database of its app: give it with "
-            "queue.init_app(app, db), or use pgqueue.PgQueue; in a test, replace db.engines[None] "
-            "by the Connection"
+            "queue.init_app(app, db), or use pgqueue.PgQueue; in a test, use queue.bound_to(...)"
         )
+
+    @contextmanager
+    def bound_to(self, bind: "job_queue.Bind") -> Iterator[None]:
+        """Put the queue's apps on a Connection or an Engine for a ``with`` block, as in a test.
+
+        ``db.session`` uses it too.  If the queue has one app, the block needs no application
+        context.  Raises NotBound if it has none.
+        """
+        if not self._hosts:
+            raise NotBound("this PgQueue has no app yet: make the app before queue.bound_to(...)")
+        with ExitStack() as bound:
+            for host in list(self._hosts.values()):
+                bound.enter_context(host.bound_to(bind))
+            yield
 
     @property
     def sessions(self) -> sessionmaker[Session]:
@@ -95,10 +116,14 @@ class PgQueue(job_queue.PgQueue):
 
     def session_of_caller(self) -> Session | None:
         """Return ``db.session`` if the calling code has used it."""
-        return held_session(self._host().db)
+        host = self._host()
+        return held_session(host.db) if has_app_context() else None
 
     def _host(self) -> "Host":
         if not has_app_context():
+            bound = [each for each in self._hosts.values() if each.is_bound]
+            if len(bound) == 1:
+                return bound[0]
             raise NotBound(
                 "this PgQueue was used outside of an application context: use it in a request, in "
                 "`with app.app_context():`, or in a command of `flask`, as `flask pgqueue worker`"
@@ -121,16 +146,33 @@ class Host:
         self._notify = notify
         self._queue: job_queue.PgQueue | None = None
         self._engine: Engine | None = None
+        self.is_bound = False
+        """Whether a test has given the queue another bind."""
 
     @property
     def queue(self) -> job_queue.PgQueue:
         """A queue without tasks, bound to the app's engine; needs an application context."""
+        if self.is_bound and self._queue is not None:
+            return self._queue
         # Not in init_app: the app may get its engine only later, and a test replaces it.
         engine = self.db.engine
         if self._queue is None or self._engine is not engine:
             self._queue = job_queue.PgQueue(session_maker(self.db), notify=self._notify)
             self._engine = engine
         return self._queue
+
+    @contextmanager
+    def bound_to(self, bind: "job_queue.Bind") -> Iterator[None]:
+        with self.app.app_context():
+            queue, has_engines = self.queue, bool(engines_of(self.db))
+        with queue.bound_to(bind), on_other_bind(self.app, self.db, queue.sessions.kw["bind"]):
+            if has_engines:
+                queue.sessions.class_ = entering_context(self.app, queue.sessions.class_)
+            before, self.is_bound = self.is_bound, True
+            try:
+                yield
+            finally:
+                self.is_bound = before
 
     @contextmanager
     def around_job(self, context: JobContext) -> Iterator[None]:

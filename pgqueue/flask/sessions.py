@@ -7,11 +7,11 @@ registry.  A handler without a session gets an ordinary ``db.session``, as a req
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
-from flask import g
-from sqlalchemy import Engine
+from flask import Flask, g, has_app_context
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.util import ThreadLocalRegistry
 
@@ -34,6 +34,12 @@ class Database(Protocol):
 
 def session_maker(db: Any) -> sessionmaker[Session]:
     """Return a sessionmaker like that of ``db.session``, on the engine of the current app."""
+    made_by = maker_of(db)
+    return sessionmaker(**{**made_by.kw, "class_": made_by.class_, "bind": db.engine})
+
+
+def maker_of(db: Any) -> sessionmaker[Session]:
+    """Return the sessionmaker of ``db.session``."""
     session = db.session
     is_scoped = isinstance(session, scoped_session)
     made_by = session.session_factory if is_scoped else getattr(db, "sessionmaker", None)
@@ -42,7 +48,46 @@ def session_maker(db: Any) -> sessionmaker[Session]:
             f"db.session is {type(session).__name__}; PgQueue needs a scoped_session of a "
             "sessionmaker, as Flask-SQLAlchemy has it"
         )
-    return sessionmaker(**{**made_by.kw, "class_": made_by.class_, "bind": db.engine})
+    return made_by
+
+
+def engines_of(db: Any) -> dict[Any, Any]:
+    """Return the engines of the current app by their names, as far as its ``db`` names them."""
+    found: dict[Any, Any] = getattr(db, "engines", {})
+    return found
+
+
+@contextmanager
+def on_other_bind(app: Flask, db: Any, bind: Engine | Connection) -> Iterator[None]:
+    """Put ``db.session`` and ``db.engine`` of an app on another bind, as for a test.
+
+    On a Connection, the commits and rollbacks of ``db.session`` end savepoints.
+    """
+    with app.app_context():
+        maker, engine = maker_of(db), db.engine
+        engines = engines_of(db)
+    options, engines_before = dict(maker.kw), dict(engines)
+    engines.update({name: bind for name, each in engines.items() if each is engine})
+    maker.configure(bind=bind, join_transaction_mode="create_savepoint")
+    try:
+        yield
+    finally:
+        engines.update(engines_before)
+        maker.kw = options
+
+
+def entering_context(app: Flask, session: type[Session]) -> type[Session]:
+    """Return a class of Sessions that find their engines outside of an application context too.
+
+    Flask-SQLAlchemy's ask the current app for them.
+    """
+
+    class InContext(session):  # type: ignore[misc, valid-type]  # a class of the application
+        def get_bind(self, *args: Any, **kwargs: Any) -> Engine | Connection:
+            with nullcontext() if has_app_context() else app.app_context():
+                return super().get_bind(*args, **kwargs)  # type: ignore[no-any-return]  # see above
+
+    return InContext
 
 
 def held_session(db: Any) -> Session | None:

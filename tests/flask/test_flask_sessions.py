@@ -19,13 +19,15 @@ from kiosk import (
     words_in,
     work,
 )
-from sqlalchemy import create_engine, event, select, text
+from sqlalchemy import Engine, create_engine, event, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.util import ScopedRegistry
 
-from pgqueue import Job, JobContext, JobStatus
+from pgqueue import Job, JobContext, JobStatus, NotBound, Worker
 from pgqueue.flask import PgQueue
+from pgqueue.testing import run_jobs
+from pgqueue.testing.databases import fresh_database
 
 WORD = text("INSERT INTO notes (word) VALUES (:word)")
 
@@ -111,6 +113,83 @@ def test_rows_of_another_bind_go_to_their_own_database(
 
     assert words_in(database_url) == ["here"]
     assert words_in(empty_database_url, "records") == ["there"]
+
+
+class Registry:
+    """As an application without Flask-SQLAlchemy has it."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = create_engine(url)
+        self.session = scoped_session(sessionmaker(self.engine))
+
+
+def app_with(kind: str, queue: PgQueue, url: str) -> tuple[Flask, Any]:
+    if kind == "Flask-SQLAlchemy":
+        return kiosk_app(queue, url), db
+    app = Flask("other")
+    other: Any = Registry(url)
+    if kind == "Lite":
+        app.config["SQLALCHEMY_ENGINES"] = {"default": url}
+        other = Lite(app)
+    queue.init_app(app, other)
+    return app, other
+
+
+@pytest.mark.parametrize("kind", ["Flask-SQLAlchemy", "Lite", "a scoped_session"])
+def test_a_queue_that_is_bound_takes_db_session_along(
+    kind: str, queue: PgQueue, database_url: str, engine: Engine
+) -> None:
+    app, other = app_with(kind, queue, database_url)
+
+    @queue.task(name="write", retry=NEVER, transactional=True)
+    def write(word: str) -> None:
+        other.session.execute(text("SELECT set_config('app.word', :word, false)"), {"word": word})
+
+    @app.post("/")
+    def enqueue() -> str:
+        write.enqueue(other.session, "here")
+        other.session.commit()
+        return ""
+
+    with engine.connect() as connection, queue.bound_to(connection), connection.begin() as outer:
+        app.test_client().post("/")
+        write.delay("there")
+        with queue.session() as session:
+            assert [job.status for job in run_jobs(session, queue=queue)] == [
+                JobStatus.SUCCEEDED,
+                JobStatus.SUCCEEDED,
+            ]
+            assert session.scalar(text("SELECT current_setting('app.word')")) == "there"
+        outer.rollback()
+
+    assert statuses_in(database_url) == []
+    with app.app_context():
+        assert other.engine.url == engine.url
+        app.test_client().post("/")
+    assert statuses_in(database_url) == [JobStatus.PENDING]
+
+
+def test_a_queue_without_an_app_cannot_be_bound(queue: PgQueue, engine: Engine) -> None:
+    with pytest.raises(NotBound, match="make the app before"), queue.bound_to(engine):
+        pass
+
+
+def test_a_worker_on_the_bound_database_needs_no_application_context(
+    app: Flask, queue: PgQueue, engine: Engine, server_url: str, template_url: str
+) -> None:
+    @queue.task(name="note", retry=NEVER, transactional=True)
+    def note(word: str) -> None:
+        db.session.add(Note(word=word))
+
+    with fresh_database(server_url, template_url=template_url) as url:
+        other = create_engine(url)
+        Note.metadata.create_all(other)
+        with queue.bound_to(other):
+            note.delay("there")
+            assert Worker(queue, concurrency=1).run_until_empty(timeout=60) == {"succeeded": 1}
+        assert words_in(url) == ["there"]
+        other.dispose()
+    assert words_in(app.config["SQLALCHEMY_DATABASE_URI"]) == []
 
 
 def test_removing_the_session_of_the_job_fails_it(
