@@ -147,7 +147,8 @@ def narrowed(which: JobFilter, action: str) -> JobFilter:
             f"{action} is for jobs that are {' or '.join(kind.statuses)}; these are "
             f"{' or '.join(sorted(which.statuses))}"
         )
-    return replace(which, statuses=statuses, are_waiting=which.are_waiting or kind.is_for_later)
+    are_due = False if kind.is_for_later else which.are_due
+    return replace(which, statuses=statuses, are_due=are_due)
 
 
 def preview(session: Session, action: str, which: JobFilter) -> Preview:

@@ -37,7 +37,7 @@ from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.health import LONGEST_SILENCE, Health
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.operator_actions import Action, OperatorActions
-from pgqueue.repository.pages import Pages, PageStart
+from pgqueue.repository.pages import Pages, PageStart, words_of
 from pgqueue.repository.queue_minutes import QueueCount, QueueFlow, QueueMinutes
 from pgqueue.repository.schedules import ScheduleState
 from pgqueue.repository.task_minutes import KEPT, TaskMinutes
@@ -49,6 +49,8 @@ LONGEST_ERROR = 80
 """Characters of an error shown in a list; ``jobs show`` shows all."""
 COUNTED = 200_000
 """Up to this number all jobs are counted; above it, the succeeded only with --exact."""
+PATIENCE = timedelta(seconds=2)
+"""How long a list of jobs is searched."""
 RUNS = 3
 """Next runs shown of a schedule."""
 
@@ -399,10 +401,10 @@ def list_jobs(
 ) -> None:
     """List jobs: waiting ones in the order in which they start, others the newest first.
 
-    For the next page, repeat the command with the --before that it prints.  Reads no arguments, and
-    is fast beside millions of waiting or ended jobs; only a search without --status may read far
-    back for a rare job.  If none of the newest 2000 jobs has succeeded, --status succeeded shows
-    older ones too, and the next page goes on in both places.
+    For the next page, repeat the command with the --before that it prints.  Is fast beside millions
+    of waiting or ended jobs.  A search for a rare job stops after two seconds, and says how far
+    back it has searched.  If none of the newest 1000 jobs has succeeded, --status succeeded goes on
+    further down, and names the ids that it has passed over.
 
     \b
     Example:  pgqueue --app shop.jobs:queue jobs list --status pending --status running
@@ -411,15 +413,24 @@ def list_jobs(
     queue = given.database()
     with opened(queue) as session:
         try:
-            page = Pages(session).page(which, limit=limit, start=before)
+            page = Pages(session, patience=PATIENCE).page(which, limit=limit, start=before)
         except OptionError as error:
             raise click.BadParameter(str(error), param_hint="--before") from error
     following = page.next_start
-    shown = "/".join(map(str, following)) if isinstance(following, tuple) else following
-    print_list(JOBS, queue, page.jobs, as_json=as_json, next_before=shown)
-    if not page.jobs and not as_json:
+    shown = following if following is None or isinstance(following, int) else words_of(following)
+    more = {"searched_to": page.searched_to, "passed_over": page.passed_over}
+    print_list(JOBS, queue, page.jobs, as_json=as_json, next_before=shown, **more)
+    if as_json:
+        return
+    if not page.jobs:
         hint_at_names(queue, task=which.task, queue_name=which.queue)
-    if shown is not None and not as_json:
+    if page.passed_over is not None:
+        lowest, highest = page.passed_over
+        passed = f"Jobs {lowest} to {highest} were passed over: to search them, add --before"
+        click.echo(f"{passed} {highest + 1}", err=True)
+    if page.searched_to is not None:
+        click.echo(f"Searched up to {local(page.searched_to)}: go on by --before {shown}", err=True)
+    elif shown is not None:
         are = "older ones" if isinstance(shown, int) else "more"
         click.echo(f"There are {are}: add --before {shown}", err=True)
 

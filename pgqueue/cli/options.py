@@ -14,7 +14,7 @@ import click
 from pgqueue.cli.app_loader import CliState
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
-from pgqueue.repository.pages import Gap, PageStart, Place
+from pgqueue.repository.pages import PageStart, page_start
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless
 
@@ -94,10 +94,10 @@ def as_worker_id(value: str) -> UUID:
 
 def as_page_start(value: str) -> PageStart:
     """Parameter type: the id of a job, or numbers that a page of jobs has printed."""
-    if not re.fullmatch(r"[0-9]{1,18}/[0-9]{1,18}/[0-9]{1,18}|[0-9](/[0-9]{1,18}){3}", value):
+    try:
+        return page_start(value)
+    except ValueError:
         return as_job_id(value)
-    numbers = map(int, value.split("/"))
-    return Place(*numbers) if value.count("/") == 3 else Gap(*numbers)
 
 
 def as_fingerprint(value: str) -> int:
@@ -214,8 +214,9 @@ FILTERS = {
     "unique_key": click.option(
         "--unique-key", metavar="KEY", help="Only jobs with this unique key."
     ),
-    "older_than": click.option(
+    "created_before": click.option(
         "--older-than",
+        "created_before",
         type=Seconds(most=LONGEST_AGE),
         help="Only jobs enqueued at least so long ago.",
     ),

@@ -230,7 +230,9 @@ def _run(
         are_missed = _change_named((results for _, results in portions), as_json=as_json)
     else:
         wanted = frozenset(map(JobStatus, statuses or verb.kind.statuses))
-        chosen = JobFilter(statuses=wanted, are_waiting=verb.kind.is_for_later, **which)
+        chosen = JobFilter(
+            statuses=wanted, are_due=False if verb.kind.is_for_later else None, **which
+        )
         with opened(queue) as session:
             ids = Listing(session).ids(chosen, limit=limit)
         portions = iter(())

@@ -6,6 +6,7 @@ leases, failed and cancelled from the dead letters.  Only succeeded jobs, and jo
 are read backwards from the newest row of ``jobs``.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from pgqueue.errors import JobNotFound
@@ -84,12 +86,22 @@ class JobFilter:
     """Only jobs that count under this key of a limit."""
     unique_key: str | None = None
     """Only jobs with this unique key."""
-    older_than: timedelta | None = None
-    """Only jobs that were enqueued at least so long ago."""
     error: int | None = None
     """Only jobs that have failed with an error of this fingerprint."""
-    are_waiting: bool = False
-    """Of the pending and blocked jobs, only those that are not due yet."""
+    text: str | None = None
+    """Only jobs whose last error contains this text, in upper or lower case."""
+    args: tuple[tuple[str, Any], ...] = ()
+    """Only jobs with these arguments: names and values in their JSON form."""
+    created_after: datetime | timedelta | None = None
+    """Only jobs enqueued since this time; a timedelta: since so long ago."""
+    created_before: datetime | timedelta | None = None
+    """Only jobs enqueued before this time; a timedelta: at least so long ago."""
+    took: timedelta | None = None
+    """Only ended jobs whose last attempt has run at least so long."""
+    are_due: bool | None = None
+    """Of the pending and blocked jobs, those that are due, or those that are not due yet."""
+    are_retried: bool | None = None
+    """Of the pending and blocked jobs, those that have used up an attempt, or the others."""
     queues: frozenset[str] | None = None
     """Only jobs of one of these queues: those that a user may see."""
     tags: frozenset[str] | None = None
@@ -103,35 +115,67 @@ class JobFilter:
         of_batch = sa.select(batch_jobs.c.job_id).where(batch_jobs.c.batch_id == self.batch)
         found = [
             None if self.task is None else table.c.task == sa.cast(self.task, sa.Text),
-            None if self.queue is None else table.c.queue == sa.cast(self.queue, sa.Text),
-            None if self.queues is None else table.c.queue == sa.any_(texts(self.queues)),
             None if self.before is None else id < self.before,
             None if self.after is None else id > self.after,
             None if self.batch is None else id.in_(of_batch),
             None if self.error is None else has_error,
         ]
-        of_job: list[sa.ColumnElement[bool] | None] = [
+        if self.are_retried is not None and table in MESSAGES.values():
+            used = table.c.attempt > sa.literal(0, sa.SmallInteger)
+            found.append(used if self.are_retried else ~used)
+        of_job = self.words_of_row()
+        if of_job and table is not jobs:
+            # One probe by key for each row; an EXISTS could become a join that reads all jobs.
+            each = sa.select(sa.and_(*of_job)).where(jobs.c.id == id).correlate_except(jobs)
+            of_job = [each.scalar_subquery().is_(sa.true())]
+        return [*self.words_of_place(table), *_given(*found), *of_job]
+
+    def words_of_place(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
+        """The conditions that the key of a message answers."""
+        due = None
+        if self.are_due is not None and table in MESSAGES.values():
+            due = table.c.run_at <= pg.statement_timestamp()
+            due = due if self.are_due else ~due
+        return _given(
+            None if self.queue is None else table.c.queue == sa.cast(self.queue, sa.Text),
+            None if self.queues is None else table.c.queue == sa.any_(texts(self.queues)),
+            due,
+        )
+
+    def words_of_row(self) -> list[sa.ColumnElement[bool]]:
+        """The conditions that only the row of a job answers, and no index."""
+        args = sa.cast(sa.literal(json.dumps(dict(self.args)), sa.Text), JSONB)
+        took = jobs.c.finished_at - jobs.c.started_at
+        since, until = _time(self.created_after), _time(self.created_before)
+        at = pg.strpos(
+            pg.lower(jobs.c.last_error),
+            pg.lower(sa.cast(self.text, sa.Text)),
+            type_=sa.Integer,
+        )
+        forms = [] if self.unique_key is None else stored_forms(self.unique_key)
+        keys = [sa.cast(form, sa.Text) for form in forms]
+        found = _given(
             None if self.tag is None else jobs.c.tags.has_key(sa.cast(self.tag, sa.Text)),
             None if self.tags is None else jobs.c.tags.has_any(texts(self.tags)),
             None if self.limit_key is None else has_limit_key(self.limit_key),
-            None
-            if self.unique_key is None
-            else jobs.c.unique_key.in_(
-                [sa.cast(form, sa.Text) for form in stored_forms(self.unique_key)]
-            ),
-            None
-            if self.older_than is None
-            else jobs.c.created_at
-            <= pg.statement_timestamp() - sa.cast(self.older_than, sa.Interval),
-        ]
-        words: list[sa.ColumnElement[bool]] = [
-            sa.type_coerce(word, sa.Boolean) for word in of_job if word is not None
-        ]
-        if words and table is not jobs:
-            # One probe by key for each row; an EXISTS could become a join that reads all jobs.
-            each = sa.select(sa.and_(*words)).where(jobs.c.id == id).correlate_except(jobs)
-            words = [each.scalar_subquery().is_(sa.true())]
-        return [condition for condition in found if condition is not None] + words
+            None if self.unique_key is None else jobs.c.unique_key.in_(keys),
+            jobs.c.args.contains(args) if self.args else None,
+            None if self.text is None else at > sa.literal(0, sa.Integer),
+            None if self.took is None else took >= sa.cast(self.took, sa.Interval),
+            None if since is None else jobs.c.created_at >= since,
+            None if until is None else jobs.c.created_at <= until,
+        )
+        return [sa.type_coerce(word, sa.Boolean) for word in found]
+
+
+def _given(*words: sa.ColumnElement[bool] | None) -> list[sa.ColumnElement[bool]]:
+    return [word for word in words if word is not None]
+
+
+def _time(time: datetime | timedelta | None) -> sa.ColumnElement[Any] | None:
+    if isinstance(time, timedelta):
+        return pg.statement_timestamp() - sa.cast(time, sa.Interval)
+    return None if time is None else sa.cast(time, sa.DateTime(timezone=True))
 
 
 def texts(values: Iterable[str]) -> sa.ColumnElement[Any]:
@@ -273,8 +317,6 @@ def _standing_in(
             target = table.c.target_id
             leased = sa.exists().where(leases.c.target_id == target)
             messages = sa.select(target).where(~leased, *which.words(table, target))
-            if which.are_waiting:
-                messages = messages.where(table.c.run_at > pg.statement_timestamp())
             order = target.desc() if newest_first else target
             ordered = messages.order_by(order).subquery("messages")
             # OFFSET 0 makes the planner read each job by its key, while messages are read in their

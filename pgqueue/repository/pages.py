@@ -1,30 +1,35 @@
 """Pages of jobs, which are fast beside millions of waiting or ended jobs.
 
-Pages are in the order of ids, the newest jobs first, with two exceptions.  No index finds the
-newest of a million messages, so waiting jobs come in the order in which they start, which is that
-of the key.  And no index finds the newest succeeded jobs beneath a million that wait: if none of
-the newest jobs has succeeded, a page continues further down, and the next page goes on in both
-places.
+Waiting jobs come in the order in which they start, which is that of the key: no index finds the
+newest of a million messages.  All other jobs come by their ids, the newest first.
+
+No index finds the jobs with an argument, a tag or an error, nor those that have succeeded.  Such a
+list is read in windows, each of some thousand rows, until a page is full.  If that takes too long,
+the page says how far the search has come, and the next one goes on from there.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, partial
+from time import monotonic
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from pgqueue.errors import OptionError
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository.listing import JobFilter, job_ids
+from pgqueue.repository.listing import UNFINISHED, JobFilter, job_ids
 from pgqueue.repository.messages import waiting_pairs
 from pgqueue.repository.reading import EPOCH, moment, readable
 from pgqueue.repository.tables import (
     SUCCEEDED,
     array_of,
     array_parameter,
+    batch_jobs,
+    dead_letters,
     jobs,
     leases,
     message_queue,
@@ -34,12 +39,21 @@ from pgqueue.repository.tables import (
 PENDING_ONLY = frozenset({JobStatus.PENDING})
 SUCCEEDED_ONLY = frozenset({JobStatus.SUCCEEDED})
 
-STRETCH = 2000
-"""How many of the newest ids a page of succeeded jobs reads before it looks further down."""
+WINDOW = 1000
+"""How many rows a list reads first; the next windows are larger if this was quick."""
+GROWTH = 4
+QUICK = 0.02
+"""A window should take so many seconds."""
+PATIENCE = timedelta(milliseconds=80)
 NEAR = 32
-"""How many jobs in a row are read to find out whether jobs have succeeded there."""
+"""How many jobs in a row are read to find out what is there."""
+DISORDER = timedelta(hours=1)
+"""By how much the times of jobs may contradict the order of their ids."""
 LAST_ID = 2**63 - 1
 LAST_MICROSECOND = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
+
+ALWAYS_BEFORE = sa.literal_column("timestamptz '-infinity'", sa.DateTime(timezone=True))
+ALWAYS_AFTER = sa.literal_column("timestamptz 'infinity'", sa.DateTime(timezone=True))
 
 SHOWN: tuple[Any, ...] = (
     Job.id,
@@ -66,20 +80,15 @@ def list_jobs(which: JobFilter, *, limit: int) -> sa.Executable:
     )
 
 
-def list_pending(which: JobFilter, start: "Place", *, limit: int) -> sa.Executable:
-    """The next jobs to start, after this place; each with its place.
+def list_pending(
+    which: JobFilter, start: "Place", end: "Place | None", *, limit: int
+) -> sa.Executable:
+    """The next jobs to start, after one place and up to another; each with its place.
 
     At most ``limit`` messages of each queue and priority are read, unless a filter passes over
     more of them.
     """
-    pair, message = waiting_pairs(), message_queue.c
-    # In the order of the key; of the queue and priority of the place, only what is behind it.
-    priority = sa.literal(start.priority, sa.SmallInteger)
-    first_of_all = sa.literal_column("timestamptz '-infinity'", sa.DateTime(timezone=True))
-    is_behind = sa.tuple_(message.run_at, message.id) > sa.tuple_(
-        sa.case((pair.c.priority == priority, start.run_at), else_=first_of_all),
-        sa.literal(start.message_id, sa.BigInteger),
-    )
+    message = message_queue.c
     # A probe by key for each message: as joins, these could read all of both tables.
     leased = sa.exists().where(leases.c.target_id == jobs.c.id)
     is_pending = (
@@ -89,22 +98,9 @@ def list_pending(which: JobFilter, start: "Place", *, limit: int) -> sa.Executab
         .scalar_subquery()
         .is_(sa.true())
     )
-    first = (
-        sa.select(message.priority, message.run_at, message.id, message.target_id)
-        .where(message.queue == pair.c.queue, message.priority == pair.c.priority)
-        .where(is_behind, is_pending, *which.words(message_queue, message.target_id))
-        .order_by(message.run_at, message.id)
-        .limit(limit)
-        .lateral("first")
-    )
-    found = (
-        sa.select(first)
-        .select_from(pair.join(first, sa.true()))
-        .where(pair.c.priority >= priority)
-        .order_by(first.c.priority, first.c.run_at, first.c.id)
-        .limit(limit)
-        .subquery("found")
-    )
+    more = [is_pending, *which.words(message_queue, message.target_id)]
+    rows = _messages(which, start, end, more, [message.target_id], limit=limit)
+    found = rows.subquery("found")
     place = (found.c.priority, found.c.run_at, found.c.id)
     return (
         sa.select(*map(readable, SHOWN), moment(found.c.run_at), found.c.id)
@@ -113,26 +109,110 @@ def list_pending(which: JobFilter, start: "Place", *, limit: int) -> sa.Executab
     )
 
 
+def pending_window(which: JobFilter, start: "Place", *, size: int) -> sa.Executable:
+    """The place of the message that comes so many after this place, whatever its job."""
+    words = which.words_of_place(message_queue)
+    last = _messages(which, start, None, words, [], limit=size).offset(size - 1).subquery("last")
+    return sa.select(last.c.priority, moment(last.c.run_at), last.c.id)
+
+
+def _messages(
+    which: JobFilter,
+    start: "Place",
+    end: "Place | None",
+    words: Sequence[sa.ColumnElement[bool]],
+    columns: Sequence[sa.ColumnElement[Any]],
+    *,
+    limit: int,
+) -> sa.Select[*tuple[Any, ...]]:
+    """The places of the next messages behind one place and up to another, in their order."""
+    pair, message = waiting_pairs(), message_queue.c
+    place = sa.tuple_(message.run_at, message.id)
+    # Of the queue and priority of the place, only what is behind it.
+    first = ALWAYS_BEFORE if which.are_due is not False else pg.statement_timestamp()
+    bounds = [pair.c.priority >= _priority(start), place > _in_pair(start, pair, first)]
+    if end is not None:
+        bounds += [pair.c.priority <= _priority(end), place <= _in_pair(end, pair, ALWAYS_AFTER)]
+    each = (
+        sa.select(message.priority, message.run_at, message.id, *columns)
+        .where(message.queue == pair.c.queue, message.priority == pair.c.priority)
+        .where(*bounds, *words)
+        .order_by(message.run_at, message.id)
+        .limit(limit)
+        .lateral("each")
+    )
+    return (
+        sa.select(each)
+        .select_from(pair.join(each, sa.true()))
+        .order_by(each.c.priority, each.c.run_at, each.c.id)
+        .limit(limit)
+    )
+
+
+def _priority(place: "Place") -> sa.ColumnElement[int]:
+    return sa.literal(place.priority, sa.SmallInteger)
+
+
+def _in_pair(place: "Place", pair: sa.CTE, otherwise: sa.ColumnElement[Any]) -> sa.Tuple:
+    """A place among the messages of a queue and priority; in those of another priority, a time."""
+    run_at: sa.ColumnElement[Any] = sa.cast(place.run_at, sa.DateTime(timezone=True))
+    if otherwise is not ALWAYS_AFTER:
+        run_at = sa.func.greatest(run_at, otherwise)
+    at = sa.case((pair.c.priority == _priority(place), run_at), else_=otherwise)
+    return sa.tuple_(at, sa.literal(place.message_id, sa.BigInteger))
+
+
+@cache
+def id_below(table: sa.Table) -> sa.Executable:
+    """The id of the row that comes so many below another id."""
+    id = jobs.c.id if table is jobs else table.c.job_id
+    rows = sa.select(id).where(id < _bound("before")).order_by(id.desc())
+    return rows.offset(_bound("size") - sa.literal_column("1", sa.BigInteger)).limit(1)
+
+
+@cache
+def ids_of_batch() -> sa.Executable:
+    id = batch_jobs.c.job_id
+    of_batch = batch_jobs.c.batch_id == _bound("batch_id")
+    bounds = [edge(id, type_=sa.BigInteger) for edge in (pg.min, pg.max)]
+    return sa.select(*bounds).where(of_batch)
+
+
+@cache
+def time_of() -> sa.Executable:
+    """When the first job from this id on was enqueued."""
+    behind = jobs.c.id >= _bound("job_id")
+    return sa.select(moment(jobs.c.created_at)).where(behind).order_by(jobs.c.id).limit(1)
+
+
 @cache
 def newest_id() -> sa.Executable:
-    return sa.select(pg.max(jobs.c.id, type_=sa.BigInteger)).where(jobs.c.id < _bound("before"))
+    """The present time, and the highest id below another one."""
+    newest = pg.max(jobs.c.id, type_=sa.BigInteger)
+    return sa.select(moment(pg.statement_timestamp()), newest).where(jobs.c.id < _bound("before"))
 
 
 @cache
-def succeeded_near() -> sa.Executable:
-    """The highest of these ids at which one of the next jobs has succeeded."""
+def highest_near(*, by_time: bool) -> sa.Executable:
+    """The highest of these ids at which one of the next jobs has succeeded.
+
+    ``by_time``: at which one of them was enqueued before a time.
+    """
     ids = pg.unnest(array_parameter("ids", sa.BigInteger))
     given = sa.select(ids.label("id")).subquery("given")
     near = (
-        sa.select(jobs.c.outcome)
+        sa.select(jobs.c.outcome, jobs.c.created_at)
         .where(jobs.c.id >= given.c.id, jobs.c.id < _bound("before"))
         .order_by(jobs.c.id)
         .limit(sa.literal_column(str(NEAR)))
         .lateral("near")
     )
+    time = sa.DateTime(timezone=True)
+    at = sa.cast(sa.bindparam("at", type_=time), time)
+    fits = near.c.created_at < at if by_time else near.c.outcome == SUCCEEDED
     return (
         sa.select(given.c.id)
-        .select_from(given.join(near, near.c.outcome == SUCCEEDED))
+        .select_from(given.join(near, fits))
         .order_by(given.c.id.desc())
         .limit(1)
     )
@@ -169,22 +249,32 @@ class Place(NamedTuple):
     before: int = 0
     """Only jobs with a smaller id; 0 for any."""
 
+    def moved_to(self, priority: int, run_at: datetime, message_id: int) -> "Place":
+        """Another place in the same list."""
+        return Place(
+            priority, (run_at - EPOCH) // timedelta(microseconds=1), message_id, self.before
+        )
+
     @property
     def run_at(self) -> datetime:
         return EPOCH + timedelta(microseconds=min(self.microseconds, LAST_MICROSECOND))
 
 
-class Gap(NamedTuple):
-    """The ids that pages of succeeded jobs have not read: from ``lowest`` to below ``before``, and
-    those below ``older``."""
-
-    before: int
-    lowest: int
-    older: int
+PageStart = int | Place
+"""Where a page begins: below an id, or behind a place."""
 
 
-PageStart = int | Place | Gap
-"""Where a page begins: below an id, or in a list that is not in the order of ids."""
+def page_start(text: str) -> PageStart:
+    """Read what :func:`words_of` has written; raises ValueError."""
+    if re.fullmatch("[0-9](/[0-9]{1,18}){3}", text):
+        return Place(*map(int, text.split("/")))
+    if text.isdecimal() and 0 < int(text) <= LAST_ID:
+        return int(text)
+    raise ValueError(text)
+
+
+def words_of(start: PageStart) -> str:
+    return str(start) if isinstance(start, int) else "/".join(map(str, start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +284,96 @@ class JobPage:
     jobs: Sequence[JobLine]
     next_start: PageStart | None
     """Where the next page begins; None on the last page."""
+    searched_to: datetime | None = None
+    """If the search has stopped before the page was full: when the last job that it has read was
+    enqueued; in a list of waiting jobs, when it is due."""
+    passed_over: tuple[int, int] | None = None
+    """Ids that were not searched: none of the newest jobs has succeeded, so that the page continues
+    further down.  A page that begins below an id passes over nothing."""
+
+
+Start = TypeVar("Start", bound=PageStart)
+
+
+class Windows(Protocol[Start]):
+    """A list in parts, each from a start to an end."""
+
+    def end(self, start: Start, size: int) -> Start | None:
+        """The end of a part of so many rows; None if the list has fewer."""
+
+    def read(self, start: Start, end: Start | None, limit: int) -> Sequence[tuple[JobLine, Start]]:
+        """The first matching jobs of a part, each with its place."""
+
+    def time_of(self, end: Start) -> datetime | None:
+        """How far the search has come."""
+
+
+class Ids:
+    """Jobs by descending ids; a part ends at the id of a row of ``table``."""
+
+    def __init__(self, executor: Session | sa.Connection, which: JobFilter) -> None:
+        self._executor, self._which = executor, which
+        self._table = _table_of_windows(which)
+
+    def end(self, start: int, size: int) -> int | None:
+        if self._table is None:
+            return None
+        parameters = {"before": start, "size": size}
+        end: int | None = self._executor.execute(id_below(self._table), parameters).scalar()
+        return None if end is None or end <= (self._which.after or 0) else end
+
+    def read(self, start: int, end: int | None, limit: int) -> Sequence[tuple[JobLine, int]]:
+        after = self._which.after if end is None else end - 1
+        rows = list_jobs(replace(self._which, before=start, after=after), limit=limit)
+        return [(JobLine(*row), row.id) for row in self._executor.execute(rows)]
+
+    def time_of(self, end: int) -> datetime | None:
+        return self._executor.execute(time_of(), {"job_id": end}).scalar()
+
+
+class Places:
+    """Pending jobs in the order of claims."""
+
+    def __init__(self, executor: Session | sa.Connection, which: JobFilter) -> None:
+        self._executor, self._which = executor, which
+        words = which.words(message_queue, message_queue.c.target_id)
+        self._every_message_fits = len(words) == len(which.words_of_place(message_queue))
+
+    def end(self, start: Place, size: int) -> Place | None:
+        if self._every_message_fits:
+            return None
+        row = self._executor.execute(pending_window(self._which, start, size=size)).first()
+        return None if row is None else start.moved_to(*row)
+
+    def read(self, start: Place, end: Place | None, limit: int) -> Sequence[tuple[JobLine, Place]]:
+        rows = self._executor.execute(list_pending(self._which, start, end, limit=limit)).all()
+        lines = [(JobLine(*row[:-2]), row[-2:]) for row in rows]
+        return [(line, start.moved_to(line.priority, *place)) for line, place in lines]
+
+    def time_of(self, end: Place) -> datetime:
+        return end.run_at
+
+
+def _table_of_windows(which: JobFilter) -> sa.Table | None:
+    """The table whose rows a list passes over; None if an index finds its jobs, or few are read."""
+    if not which.statuses or JobStatus.SUCCEEDED in which.statuses:
+        return jobs
+    # No index finds the newest messages: they are all read.
+    are_few = which.statuses.issubset(UNFINISHED) or not which.words_of_row()
+    return None if are_few else dead_letters
 
 
 class Pages:
-    """Pages of jobs behind one Session or Connection."""
+    """Pages of jobs behind one Session or Connection.
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    ``patience``: how long a page is searched; at least one part is.
+    """
+
+    def __init__(
+        self, executor: Session | sa.Connection, *, patience: timedelta = PATIENCE
+    ) -> None:
         self._executor = executor
+        self._patience = patience.total_seconds()
 
     def page(self, which: JobFilter, *, limit: int, start: PageStart | None = None) -> JobPage:
         """The next matching jobs; reads one more, to know whether there is another page.
@@ -208,82 +381,94 @@ class Pages:
         ``start``: an id, or the ``next_start`` of another page.  Raises OptionError if that page
         was of a list in another order.
         """
-        if isinstance(start, int):
-            which, start = replace(which, before=start), None
-        match start:
-            case None | Place() if which.statuses == PENDING_ONLY:
-                return self._pending(which, start or Place(before=which.before or 0), limit)
-            case Gap() if which.statuses == SUCCEEDED_ONLY:
-                return self._beside_gap(which, start, limit)
-            case None if which.statuses == SUCCEEDED_ONLY:
-                return self._succeeded(which, limit)
-            case None:
-                return _page(self._newest(which, limit + 1), limit)
-        raise OptionError("the page before was of a list with another status")
+        before = start.before if isinstance(start, Place) else start
+        if before:
+            which = replace(which, before=min(before, which.before or before))
+        if which.error is not None and not which.statuses:
+            which = replace(which, statuses=frozenset({JobStatus.FAILED}))
+        asked, which = which, self._narrowed(which)
+        if which.statuses == PENDING_ONLY:
+            place = start if isinstance(start, Place) else Place(before=asked.before or 0)
+            return self._searched(Places(self._executor, which), place, limit)
+        if isinstance(start, Place):
+            raise OptionError("the page before was of a list with another status")
+        may_jump = asked.before is None and which.statuses == SUCCEEDED_ONLY
+        jump = partial(self._to_success, which.after or 0) if may_jump else None
+        return self._searched(Ids(self._executor, which), which.before or LAST_ID, limit, jump)
 
-    def _newest(self, which: JobFilter, limit: int) -> list[JobLine]:
-        return [JobLine(*row) for row in self._executor.execute(list_jobs(which, limit=limit))]
+    def _searched(
+        self,
+        windows: Windows[Start],
+        start: Start,
+        limit: int,
+        jump: Callable[[Start], tuple[Start, tuple[int, int] | None]] | None = None,
+    ) -> JobPage:
+        """Read windows until the page is full, the list ends, or the patience does.
 
-    def _pending(self, which: JobFilter, start: Place, limit: int) -> JobPage:
-        which = replace(which, before=start.before or None)
-        rows = self._executor.execute(list_pending(which, start, limit=limit + 1)).all()
-        shown = [JobLine(*row[:-2]) for row in rows[:limit]]
-        if len(rows) <= limit:
-            return JobPage(shown, None)
-        run_at, message_id = rows[limit - 1][-2:]
-        since = (run_at - EPOCH) // timedelta(microseconds=1)
-        return JobPage(shown, Place(shown[-1].priority, since, message_id, start.before))
+        ``jump``: where to go on if the first window has nothing, and which ids that passes over.
+        """
+        found: list[tuple[JobLine, Start]] = []
+        passed_over, size, began = None, WINDOW, monotonic()
+        while True:
+            opened = monotonic()
+            end = windows.end(start, size)
+            found += windows.read(start, end, limit + 1 - len(found))
+            lines = [line for line, _ in found[:limit]]
+            if len(found) > limit:
+                return JobPage(lines, found[limit - 1][1], passed_over=passed_over)
+            if end is None:
+                return JobPage(lines, None, passed_over=passed_over)
+            if (now := monotonic()) - began > self._patience:
+                return JobPage(lines, end, windows.time_of(end), passed_over)
+            start = end
+            if jump is not None and not found:
+                start, passed_over = jump(end)
+            jump = None
+            size = max(WINDOW, round(size * min(GROWTH, QUICK / (now - opened))))
 
-    def _succeeded(self, which: JobFilter, limit: int) -> JobPage:
-        """The first page: of the newest stretch only, if enough jobs have succeeded there."""
-        before, after = which.before or LAST_ID, which.after or 0
-        floor = self._end_of_stretch(before, after + 1)
-        found = self._newest(replace(which, after=floor - 1) if floor else which, limit + 1)
-        if floor is None or len(found) > limit:
-            return _page(found, limit)
-        lowest = self._succeeded_below(floor, after) or floor
-        return self._beside_gap(which, Gap(before, lowest, lowest), limit)
+    def _to_success(self, after: int, before: int) -> tuple[int, tuple[int, int] | None]:
+        """An id below which jobs have succeeded; also above it, there may be some of them."""
+        low, high = self._bisected(before, after)
+        start = high if low else after + 1
+        return start, (start, before - 1) if start < before else None
 
-    def _beside_gap(self, which: JobFilter, gap: Gap, limit: int) -> JobPage:
-        """Jobs of the newest stretch of the gap; if they are too few, also some further down."""
-        before, lowest, older = gap
-        floor = self._end_of_stretch(before, lowest) if older else None
-        stretch = replace(which, before=before, after=(floor or lowest) - 1)
-        found = self._newest(stretch, limit + 1)
-        if len(found) > limit:
-            return JobPage(found[:limit], Gap(found[limit - 1].id, lowest, older))
-        rest = self._newest(replace(which, before=older), limit + 1 - len(found))
-        both = [*found, *rest]
-        shown = both[:limit]
-        if len(both) <= limit:
-            older = 0  # nothing is left there
-        elif len(shown) > len(found):
-            older = shown[-1].id
-        return JobPage(shown, Gap(floor, lowest, older) if floor else older or None)
+    def _narrowed(self, which: JobFilter) -> JobFilter:
+        """Bound the ids of a list by its batch, and by the times of the jobs."""
+        after, before = which.after or 0, which.before or LAST_ID
+        if which.batch is not None:
+            bounds = self._executor.execute(ids_of_batch(), {"batch_id": which.batch}).one()
+            lowest, highest = (1, 0) if bounds[0] is None else bounds
+            after, before = max(after, lowest - 1), min(before, highest + 1)
+        if which.created_after is not None or which.created_before is not None:
+            now, newest = self._executor.execute(newest_id(), {"before": before}).one()
+            before = (newest or 0) + 1
+            if (since := _at(which.created_after, now)) is not None:
+                low, _ = self._bisected(before, after, at=since - DISORDER)
+                after = max(after, low - 1)
+            if (until := _at(which.created_before, now)) is not None:
+                _, before = self._bisected(before, after, at=until + DISORDER)
+        return replace(which, after=after or None, before=None if before == LAST_ID else before)
 
-    def _end_of_stretch(self, before: int, lowest: int) -> int | None:
-        """The lowest id of the newest stretch; None if it has all ids down to the lowest."""
-        newest = self._executor.execute(newest_id(), {"before": before}).scalar()
-        floor = 0 if newest is None else newest - STRETCH
-        return floor if floor > lowest else None
+    def _bisected(self, before: int, after: int, *, at: datetime | None = None) -> tuple[int, int]:
+        """Two ids near each other: jobs near the first one have succeeded, and the probes above the
+        second one have found none.  ``at``: none that was enqueued before this time.
 
-    def _succeeded_below(self, before: int, after: int) -> int | None:
-        """An id below which jobs have succeeded, found by bisecting; None if there is none.
-
-        Reads only some jobs, so that those that have succeeded may also be above.
+        The first id is 0 if no probe has found one.
         """
         ids: Sequence[int] = [max(before - 2**n, after + 1) for n in range(before.bit_length() + 1)]
+        high = before
         while True:
             parameters = {"ids": array_of(map(str, ids)), "before": before}
-            low = self._executor.execute(succeeded_near(), parameters).scalar()
+            by_time = {} if at is None else {"at": at}
+            probes = highest_near(by_time=at is not None)
+            low = self._executor.execute(probes, parameters | by_time).scalar()
             if low is None:
-                return None
-            high = min((id for id in ids if id > low), default=before)
-            if high - low <= STRETCH:
-                return high
+                return 0, min(ids)
+            high = min((id for id in ids if id > low), default=high)
+            if high - low <= WINDOW:
+                return low, high
             ids = range(low, high, (high - low) // NEAR + 1)
 
 
-def _page(found: Sequence[JobLine], limit: int) -> JobPage:
-    """A page in the order of ids, of which one job more was read."""
-    return JobPage(found[:limit], found[limit - 1].id if len(found) > limit else None)
+def _at(time: datetime | timedelta | None, now: datetime) -> datetime | None:
+    return now - time if isinstance(time, timedelta) else time

@@ -9,7 +9,7 @@ import itertools
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from sqlalchemy import ClauseElement, Connection, Engine, text
@@ -22,6 +22,7 @@ from pgqueue.repository.cancel import KEYS
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.messages import Start
 from pgqueue.repository.references import Reference
+from pgqueue.repository.tables import dead_letters, jobs
 from pgqueue.schema import Roles, grant_statements, revoke_statements
 
 SIMILAR = {
@@ -41,7 +42,7 @@ SIMILAR = {
 """The types that stand beside an operator somewhere, and those that become one of them unasked."""
 
 OPERATORS = ["=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "||", "<<", "|", "?", "~", "~~"]
-OPERATORS += ["->", "->>", "?|"]
+OPERATORS += ["->", "->>", "?|", "@>"]
 REFERENCES = tuple(Reference(SCHEMA, "leases", "target_id", to) for to in ("jobs", "batches"))
 
 
@@ -62,14 +63,20 @@ def all_statements() -> Iterator[tuple[str, str]]:
             batch=7,
             limit_key="limit",
             unique_key="key",
-            older_than=timedelta(days=1),
-            are_waiting=True,
+            text="words",
+            args=(("number", 1),),
+            created_after=timedelta(days=1),
+            created_before=datetime(2030, 1, 1, tzinfo=UTC),
+            took=timedelta(seconds=1),
+            are_due=False,
+            are_retried=False,
             queues=frozenset({"q"}),
             tags=frozenset({"tag"}),
         )
         yield f"list_jobs {status}", words_of(pages.list_jobs(which, limit=9))
-    pending = pages.list_pending(which, pages.Place(), limit=9)
-    yield "list_pending", words_of(pending)
+    place = pages.Place()
+    yield "list_pending", words_of(pages.list_pending(which, place, place, limit=9))
+    yield "pending_window", words_of(pages.pending_window(which, place, size=9))
     yield "job_details", words_of(listing.job_details(frozenset()))
     yield "attempts_of_job", words_of(listing.attempts_of_job(frozenset()))
 
@@ -100,7 +107,7 @@ def _arguments(build: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     others["names"] = [("args", "next_at"), ("cron", "every", "paused_at")]
     others["columns"] = [("priority", "run_at"), ("args", "unique_key")]
     others["callbacks"] = [("on_failure", "on_success"), ("on_cancelled",)]
-    others["table"] = list(KEYS)
+    others["table"] = [jobs, dead_letters] if build is pages.id_below else list(KEYS)
     values = [others.get(name, [False, True]) for name in names]
     for chosen in itertools.product(*values):
         yield dict(zip(names, chosen, strict=True))

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, NullPool, create_engine, text
@@ -33,14 +34,18 @@ def test_an_idle_transaction_is_named_with_its_process_and_age(
     assert found.seconds >= 0
 
 
+NOW = datetime.now(UTC)
 IN_EACH_STATUS = """
-    INSERT INTO pgqueue.jobs (task, queue, tags, outcome, finished_at)
-    SELECT status, queue, tags,
+    INSERT INTO pgqueue.jobs (task, queue, tags, args, created_at, outcome, finished_at)
+    SELECT status, queue, tags, args, clock_timestamp() - age,
            CASE WHEN status IN ('succeeded', 'failed', 'cancelled') THEN status END,
            CASE WHEN status IN ('succeeded', 'failed', 'cancelled') THEN clock_timestamp() END
     FROM unnest(ARRAY['pending', 'running', 'blocked', 'succeeded', 'failed', 'cancelled'])
          AS status,
-         (VALUES ('mail', '["vip", "eu"]'::jsonb), ('bulk', NULL)) AS job (queue, tags);
+         (VALUES ('bulk', NULL, '{}', interval '3 days'),
+                 ('mail', '["vip", "eu"]'::jsonb, '{"order_id": 42, "name": "Ada"}'::jsonb,
+                  interval '1 hour')) AS job (queue, tags, args, age)
+    ORDER BY age DESC;
     INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
     SELECT queue, priority, run_at, id, task FROM pgqueue.jobs WHERE task = 'pending';
     INSERT INTO pgqueue.waiting_messages (limit_keys, queue, priority, run_at, target_id, task)
@@ -54,7 +59,7 @@ IN_EACH_STATUS = """
 
 @pytest.fixture(scope="module")
 def one_that_fits(server_url: str, template_url: str) -> Iterator[Connection]:
-    """Two jobs in each status, of which the first is in queue mail and has tags."""
+    """Two jobs in each status, of which the newer is in queue mail and has tags."""
     with (
         fresh_database(server_url, template_url=template_url) as url,
         create_engine(url, poolclass=NullPool).begin() as connection,
@@ -64,6 +69,11 @@ def one_that_fits(server_url: str, template_url: str) -> Iterator[Connection]:
 
 
 CONDITIONS = {
+    "with these arguments": JobFilter(args=(("order_id", 42), ("name", "Ada"))),
+    "created since": JobFilter(created_after=timedelta(days=2)),
+    "created since a time": JobFilter(created_after=NOW - timedelta(days=2)),
+    "created before": JobFilter(queue="mail", created_before=timedelta(minutes=1)),
+    "created before a time": JobFilter(queue="mail", created_before=NOW),
     "of one of these queues": JobFilter(queues=frozenset({"mail", "other"})),
     "with one of these tags": JobFilter(tags=frozenset({"vip", "other"})),
 }
@@ -82,3 +92,35 @@ def test_a_condition_holds_in_every_status(one_that_fits: Connection, name: str)
 def test_a_user_without_queues_sees_no_job(one_that_fits: Connection) -> None:
     assert Listing(one_that_fits).ids(JobFilter(queues=frozenset())) == []
     assert Listing(one_that_fits).ids(JobFilter(tags=frozenset())) == []
+
+
+ENDED_AND_RETRIED = """
+    UPDATE pgqueue.jobs SET started_at = created_at, finished_at = created_at + interval '10 s',
+                            last_error = 'Timeout of the SERVER'
+    WHERE queue = 'mail' AND task IN ('failed', 'cancelled');
+    UPDATE pgqueue.message_queue SET attempt = 1 WHERE queue = 'mail';
+    UPDATE pgqueue.message_queue SET run_at = clock_timestamp() + interval '1 day'
+    WHERE queue = 'bulk';
+    UPDATE pgqueue.jobs SET run_at = message_queue.run_at
+    FROM pgqueue.message_queue WHERE target_id = jobs.id;
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "condition"),
+    [
+        ("failed", {"text": "timeout of the server"}),
+        ("cancelled", {"took": timedelta(seconds=10)}),
+        ("pending", {"are_retried": True}),
+        ("pending", {"are_due": True}),
+    ],
+)
+def test_a_condition_on_the_end_or_the_start_holds(
+    one_that_fits: Connection, status: str, condition: dict[str, Any]
+) -> None:
+    one_that_fits.execute(text(ENDED_AND_RETRIED))
+    which = JobFilter(frozenset({JobStatus(status)}), **condition)
+    [job] = Pages(one_that_fits).page(which, limit=9).jobs
+
+    assert job.queue == "mail"
+    assert Listing(one_that_fits).ids(which) == [job.id]

@@ -1,6 +1,8 @@
 """Pages of jobs: right beside every status, and at once beside many waiting and ended jobs."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import Connection, NullPool, create_engine, text
@@ -10,16 +12,18 @@ from pgqueue import JobStatus
 from pgqueue.errors import OptionError
 from pgqueue.repository.cancel import Cancels
 from pgqueue.repository.listing import JobFilter, Listing
-from pgqueue.repository.pages import STRETCH, JobLine, Pages, Place
+from pgqueue.repository.pages import WINDOW, JobLine, Pages, PageStart, Place
 from pgqueue.testing.databases import fresh_database
 
 ENDED = 100_000
-WAITING = 5 * STRETCH
+WAITING = 20 * WINDOW
 LIMIT = 20
 
 HISTORY = f"""
-    INSERT INTO pgqueue.jobs (task, queue, outcome, attempts, finished_at)
-    SELECT 'a', 'default', 'succeeded', 1, clock_timestamp() FROM generate_series(1, {ENDED});
+    INSERT INTO pgqueue.jobs (task, queue, outcome, attempts, created_at, finished_at)
+    SELECT 'a', 'default', 'succeeded', 1,
+           clock_timestamp() - interval '100 days' + n * interval '1 minute', clock_timestamp()
+    FROM generate_series(1, {ENDED}) AS n;
     WITH job AS (
         INSERT INTO pgqueue.jobs (task, queue, outcome, attempts, finished_at)
         SELECT CASE n % 10 WHEN 0 THEN 'rare' ELSE 'a' END, 'default', 'failed', 1,
@@ -37,14 +41,18 @@ HISTORY = f"""
         RETURNING *)
     INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id)
     SELECT id, 0, 1, gen_random_uuid() FROM job;
-    INSERT INTO pgqueue.jobs (task, queue, outcome, attempts, finished_at)
-    SELECT 'a', 'default', 'succeeded', 1, clock_timestamp() FROM generate_series(1, {ENDED});
+    INSERT INTO pgqueue.jobs (task, queue, outcome, attempts, created_at, finished_at)
+    SELECT 'a', 'default', 'succeeded', 1,
+           clock_timestamp() - interval '30 days' + n * interval '10 seconds', clock_timestamp()
+    FROM generate_series(1, {ENDED}) AS n;
     WITH job AS (
-        INSERT INTO pgqueue.jobs (task, queue, priority, run_at, outcome, finished_at)
-        SELECT 'a', 'bulk', n % 3, date_trunc('minute', clock_timestamp()) + n % 7 * interval '1s',
+        INSERT INTO pgqueue.jobs (task, queue, priority, tags, run_at, outcome, finished_at)
+        SELECT 'a', 'bulk', n % 3, CASE WHEN n % 3 = 2 AND n < 500 THEN '["vip"]'::jsonb END,
+               date_trunc('minute', clock_timestamp()) + n % 7 * interval '1s',
                outcome, CASE WHEN outcome = 'succeeded' THEN clock_timestamp() END
         FROM generate_series(1, {WAITING}) AS n,
-             LATERAL (SELECT CASE WHEN n % 900 = 0 THEN 'succeeded' END AS outcome) AS ended
+             LATERAL (SELECT CASE WHEN n % 900 = 0 AND n < {2 * WINDOW} THEN 'succeeded' END
+                      AS outcome) AS ended
         RETURNING *)
     INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
     SELECT queue, priority, run_at, id, task FROM job WHERE outcome IS NULL;
@@ -83,14 +91,19 @@ PAGES = {
         statuses=frozenset({JobStatus.PENDING, JobStatus.FAILED}), before=ENDED + 300
     ),
 }
+AT_EASE = timedelta(minutes=10)
+AT_ONCE = timedelta(0)
 PENDING = JobFilter(statuses=frozenset({JobStatus.PENDING}))
 SUCCEEDED = JobFilter(statuses=frozenset({JobStatus.SUCCEEDED}))
 
 
-def all_pages(connection: Connection, which: JobFilter, *, limit: int) -> list[list[JobLine]]:
-    pages, start = [], None
+def all_pages(
+    connection: Connection, which: JobFilter, *, limit: int, patience: timedelta = AT_EASE
+) -> list[list[JobLine]]:
+    pages: list[list[JobLine]] = []
+    start: PageStart | None = None
     while True:
-        page = Pages(connection).page(which, limit=limit, start=start)
+        page = Pages(connection, patience=patience).page(which, limit=limit, start=start)
         pages.append([*page.jobs])
         start = page.next_start
         if start is None:
@@ -179,22 +192,71 @@ class TestPagesOfWaitingJobs:
 
 
 class TestPagesOfSucceededJobs:
-    @pytest.mark.parametrize("limit", [LIMIT, 5 * LIMIT, 10_000])
-    def test_show_each_job_once_beneath_many_that_wait(
-        self, history: Connection, limit: int
-    ) -> None:
-        newest = 2 * ENDED
-        which = SUCCEEDED if limit == 10_000 else JobFilter(SUCCEEDED.statuses, after=newest)
-        pages = all_pages(history, which, limit=limit)
+    def test_are_all_found_below_an_id(self, history: Connection) -> None:
+        which = replace(SUCCEEDED, before=10**9, after=2 * ENDED - 20_000)
+
+        pages = all_pages(history, which, limit=10_000)
 
         ids = [job.id for page in pages for job in page]
-        assert sorted(ids) == Listing(history).ids(which)
-        assert {len(page) for page in pages} - {len(pages[-1])} <= {limit}
+        assert ids == Listing(history).ids(which)[::-1]
+        assert {len(page) for page in pages[:-1]} == {10_000}
 
-    def test_have_the_newest_first(self, history: Connection) -> None:
-        newest = Listing(history).ids(SUCCEEDED)[-1]
+    def test_pass_over_many_that_wait_and_say_so(self, history: Connection) -> None:
+        page = Pages(history).page(SUCCEEDED, limit=LIMIT)
 
-        assert Pages(history).page(SUCCEEDED, limit=LIMIT).jobs[0].id == newest
+        assert page.passed_over is not None
+        lowest, highest = page.passed_over
+        assert all(job.id < lowest for job in page.jobs)
+        among = replace(SUCCEEDED, after=lowest - 1, before=highest + 1)
+        between = Listing(history).ids(among)[::-1]
+        pages = Pages(history, patience=AT_EASE)
+        passed = pages.page(SUCCEEDED, limit=len(between), start=highest + 1)
+        assert [job.id for job in passed.jobs] == between
+        assert passed.passed_over is None
+
+
+class TestSearches:
+    @pytest.mark.parametrize(
+        "which",
+        [JobFilter(task="rare"), replace(SUCCEEDED, queue="bulk"), replace(PENDING, tag="vip")],
+        ids=str,
+    )
+    def test_that_stop_go_on_where_they_have_stopped(
+        self, history: Connection, which: JobFilter
+    ) -> None:
+        which = replace(which, before=10**9)
+        pages = all_pages(history, which, limit=50, patience=AT_ONCE)
+
+        assert sorted(job.id for page in pages for job in page) == Listing(history).ids(which)
+        assert [] in pages, "a part without a job that fits"
+
+    def test_say_how_far_they_have_come(self, history: Connection) -> None:
+        page = Pages(history, patience=AT_ONCE).page(JobFilter(task="none"), limit=LIMIT)
+
+        assert (page.jobs, page.passed_over) == ([], None)
+        assert isinstance(page.next_start, int)
+        stopped = Pages(history).page(JobFilter(before=page.next_start + 1), limit=1).jobs[0]
+        assert (stopped.id, stopped.created_at) == (page.next_start, page.searched_to)
+
+    @pytest.mark.parametrize("since", [None, 80, 31, 25.5])
+    @pytest.mark.parametrize("until", [None, 79.5, 26, 25])
+    def test_begin_and_end_near_the_times_that_are_asked_for(
+        self, history: Connection, since: float | None, until: float | None
+    ) -> None:
+        ended = JobFilter(queue="default", task="a")
+        which = replace(
+            ended,
+            created_after=None if since is None else timedelta(days=since),
+            created_before=None if until is None else timedelta(days=until),
+        )
+        with plans_of(history) as plans:
+            page = Pages(history, patience=AT_EASE).page(which, limit=LIMIT)
+
+        expected = Listing(history).ids(which)[::-1]
+        assert [job.id for job in page.jobs] == expected[:LIMIT]
+        if until is not None:
+            # An hour more than was asked for, the probes, and a window.
+            assert sum(plan.rows_of("jobs") for plan in plans.seen) < 15_000
 
 
 def assert_no_scan_of_jobs(plan: Plan) -> None:
