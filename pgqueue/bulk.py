@@ -383,6 +383,8 @@ def _written(value: Any) -> Any:
             return {"seconds": value.total_seconds()}
         case datetime():
             return {"time": value.isoformat()}
+        case tuple():
+            return {"args": dict(value)}
     return value
 
 
@@ -394,4 +396,6 @@ def _read(value: Any) -> Any:
             return timedelta(seconds=seconds)
         case {"time": time}:
             return datetime.fromisoformat(time)
+        case {"args": args}:
+            return tuple(args.items())
     return value

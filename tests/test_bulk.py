@@ -334,9 +334,10 @@ def test_every_condition_of_a_filter_survives_in_the_log(queue: PgQueue) -> None
     values: dict[Any, Any] = {
         int | None: 7,
         str | None: "x",
-        bool: True,
+        bool | None: True,
         timedelta | None: timedelta(seconds=1.5),
-        datetime | None: datetime(2030, 1, 31, tzinfo=UTC),
+        datetime | timedelta | None: datetime(2030, 1, 31, tzinfo=UTC),
+        tuple[tuple[str, Any], ...]: (("order_id", 42), ("to", ["a", "b"])),
         frozenset[str] | None: frozenset(["a", "b"]),
         frozenset[JobStatus]: FAILED,
     }
