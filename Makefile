@@ -11,7 +11,7 @@ DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example quick test journeys check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke docs build clean
+.PHONY: help setup demo example quick test journeys screenshots check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke docs build clean
 
 # As many processes as tests/conftest.py says.
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
@@ -41,6 +41,9 @@ test: setup ## Run the tests (PGQUEUE_TEST_URL=... for your own server, ARGS="-k
 
 journeys: setup ## Run the tests of examples, pages, demo, servers, installations, services and workers
 	@$(PYTEST) -m journey $(ARGS)
+
+screenshots: setup ## Write pictures of all pages of the dashboard into build/screenshots
+	@PGQUEUE_SCREENSHOTS=build/screenshots $(BIN)/pytest -m journey -k fits tests/dashboard $(ARGS)
 
 chaos-short: setup ## Run each chaos scenario in its short form, without and with its planted bugs
 	@$(PYTEST) -m chaos tests/chaos $(ARGS)

@@ -1,0 +1,159 @@
+"""Every page in a browser: it fits, breaks no policy, runs no text of a job, and all can use it.
+
+Without a browser, these tests are skipped.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from dashboard_shop import filled_shop
+from dashboard_site import Site, served
+from sqlalchemy import create_engine
+
+from pgqueue.dashboard.pages import ROUTES
+from pgqueue.testing.databases import fresh_database
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.journey
+
+AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text()
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+SCREENSHOTS = os.environ.get("PGQUEUE_SCREENSHOTS")
+"""A folder for pictures of all pages."""
+WITNESS = """
+    window.faults = [];
+    addEventListener("securitypolicyviolation", e =>
+        window.faults.push(`policy: ${e.violatedDirective} ${e.blockedURI} ${e.sample}`));
+    addEventListener("error", e => window.faults.push(`error: ${e.message}`), true);
+"""
+
+
+@pytest.fixture(scope="session")
+def browser() -> "Iterator[Browser]":
+    if CHROMIUM is None:
+        pytest.skip("there is no browser: install Debian's package chromium")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def site(browser: "Browser", server_url: str, template_url: str) -> Iterator[Site]:
+    with fresh_database(server_url, template_url=template_url) as url:
+        engine = create_engine(url)
+        with filled_shop(engine) as queue, served(queue) as site:
+            yield site
+        engine.dispose()
+
+
+@contextmanager
+def opened(browser: "Browser", **options: Any) -> Iterator["Page"]:
+    """A page in a context of its own; it has written no error at the end."""
+    context = browser.new_context(reduced_motion="reduce", **options)
+    errors: list[str] = []
+    page = context.new_page()
+    page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("dialog", lambda dialog: errors.append(f"a dialog: {dialog.message}"))
+    page.add_init_script(WITNESS)
+    try:
+        yield page
+        assert errors == []
+    finally:
+        context.close()
+
+
+def test_links_lead_to_every_page(site: Site) -> None:
+    pages = {route.endpoint for route in ROUTES if route.method == "GET"}
+    assert pages - site.pages.keys() == set()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_page_fits_and_text_of_jobs_does_nothing(
+    browser: "Browser", site: Site, width: int, theme: Any
+) -> None:
+    faults: list[tuple[object, ...]] = []
+    size = {"width": width, "height": 900 if width > 700 else 844}
+    with opened(browser, viewport=size, color_scheme=theme) as page:
+        for address in site.addresses:
+            response = page.goto(site.root + address)
+            assert response is not None
+            if response.status != 200:
+                faults.append((address, response.status))
+            if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
+                faults.append((address, f"{wide} pixels wide", page.evaluate(WIDEST, width)))
+            faults += [(address, fault) for fault in page.evaluate("window.faults")]
+            if page.evaluate("'hacked' in window"):
+                faults.append((address, "a script of a job's text has run"))
+            if SCREENSHOTS:
+                _picture(page, address, f"{theme}-{width}")
+    assert faults == []
+
+
+WIDEST = """width => [...document.querySelectorAll("main *")]
+    .filter(e => e.getBoundingClientRect().right > width && e.offsetParent)
+    .slice(0, 3).map(e => e.outerHTML.slice(0, 120))"""
+
+
+def _picture(page: "Page", address: str, kind: str) -> None:
+    height = page.evaluate("document.documentElement.scrollHeight")
+    before = page.viewport_size
+    assert before is not None
+    page.set_viewport_size(
+        {"width": before["width"], "height": min(max(height, before["height"]), 2400)}
+    )
+    name = re.sub(r"[^a-zA-Z0-9]+", "-", address).strip("-")[:60] or "overview"
+    page.screenshot(path=Path(str(SCREENSHOTS)) / f"{name}-{kind}.png")
+    page.set_viewport_size(before)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_page_has_no_serious_barrier(browser: "Browser", site: Site, theme: Any) -> None:
+    barriers = []
+    with opened(browser, color_scheme=theme) as page:
+        for address in site.addresses:
+            page.goto(site.root + address)
+            page.evaluate(AXE)  # by the debugger: the policy of the page does not hold for it
+            found = page.evaluate("axe.run().then(found => found.violations)")
+            barriers += [
+                (address, each["id"], [node["html"][:160] for node in each["nodes"][:2]])
+                for each in found
+                if each["impact"] in ("serious", "critical")
+            ]
+    assert barriers == []
+
+
+def test_a_page_needs_no_script(browser: "Browser", site: Site) -> None:
+    with opened(browser, java_script_enabled=False) as page:
+        for address in site.addresses:
+            page.goto(site.root + address)
+            assert page.locator("h1").inner_text(), address
+        page.goto(f"{site.root}/you")
+        page.get_by_role("button", name="Change the colours").click()
+        assert page.locator("html").get_attribute("data-theme") == "light"
+        assert page.url == f"{site.root}/you"
+
+
+def test_keys_lead_through_the_pages(browser: "Browser", site: Site) -> None:
+    with opened(browser) as page:
+        page.goto(f"{site.root}/you")
+        page.keyboard.press("?")
+        assert page.get_by_role("dialog").is_visible()
+        page.keyboard.press("Escape")
+        for entry in page.locator(".side a").all():
+            key, label = entry.get_attribute("data-key"), entry.inner_text()
+            page.keyboard.press("g")
+            with page.expect_navigation():
+                page.keyboard.press(str(key))
+            assert page.locator(".side [aria-current]").inner_text() == label
