@@ -43,7 +43,7 @@ function span(seconds) {
 
 function tick() {
   const now = Date.now() + clockSkew;
-  for (const time of document.querySelectorAll("time[datetime]")) {
+  for (const time of document.querySelectorAll("time[title]")) {
     const seconds = (now - Date.parse(time.dateTime)) / 1000;
     const text = Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `${span(seconds)} ago` : `in ${span(-seconds)}`;
     if (time.textContent !== text) time.textContent = text;
