@@ -31,7 +31,7 @@ from pgqueue.repository.queue_minutes import FirstDue, LastCount, QueueMinutes
 from pgqueue.repository.schedules import ScheduleState
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules import admission
-from pgqueue.rules.served_queues import served_queues
+from pgqueue.rules.served_queues import serves
 from pgqueue.rules.ticks import LATE, Overlap
 from pgqueue.tasks import Task
 from pgqueue.tasks.pauses import open_tasks, under_all_names
@@ -164,7 +164,7 @@ def at_a_glance(
 
 def _is_served(queue: str, workers: Sequence[WorkerState]) -> bool:
     return any(
-        queue in served_queues(worker.queues, lambda: [queue])
+        serves(worker.queues, queue)
         for worker in workers
         if worker.heartbeat_age.total_seconds() < LONGEST_SILENCE
     )

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.repository.deadlines import meta_after_admission
 from pgqueue.repository.fast_path import fetch
-from pgqueue.repository.messages import DISPATCHED
+from pgqueue.repository.messages import DISPATCHED, each_in_key
 from pgqueue.repository.reading import moment, readable, span
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
@@ -65,6 +65,8 @@ PAUSED = array_parameter("paused", sa.Text)
 PAUSED_TASKS = array_parameter("paused_tasks", sa.Text)
 ONE = sa.literal_column("1", sa.Integer)
 JOB_IDS = pg.unnest(array_parameter("job_ids", sa.BigInteger))
+SHOWN_KEYS, SHOWN_HOLDERS = 200, 5
+"""How many keys of limits operators see with the jobs that hold their places, and how many jobs."""
 
 
 @cache
@@ -379,6 +381,31 @@ def held_by_key() -> sa.Executable:
 
 
 @cache
+def holders() -> sa.Executable:
+    """The first jobs that have a place under each of the first keys, by probes of keys."""
+    key = each_in_key(limit_places, "limit_key", name="key")
+    shown = sa.select(key).limit(sa.literal_column(str(SHOWN_KEYS))).subquery("shown")
+    place = (
+        sa.select(limit_places.c.job_id)
+        .where(limit_places.c.limit_key == shown.c.limit_key)
+        .order_by(limit_places.c.job_id)
+        .limit(sa.literal_column(str(SHOWN_HOLDERS)))
+        .lateral("place")
+    )
+    job = (
+        sa.select(jobs.c.task, jobs.c.queue)
+        .where(jobs.c.id == place.c.job_id)
+        .offset(AS_IT_STANDS)
+        .lateral("job")
+    )
+    return (
+        sa.select(shown.c.limit_key, place.c.job_id, job.c.task, job.c.queue)
+        .select_from(shown.join(place, sa.true()).join(job, sa.true()))
+        .order_by(shown.c.limit_key, place.c.job_id)
+    )
+
+
+@cache
 def waiting_by_keys() -> sa.Executable:
     """How many jobs wait under the same keys.  Reads all waiting messages."""
     keys = waiting_messages.c.limit_keys
@@ -522,6 +549,15 @@ class Lanes(NamedTuple):
     """The first jobs of each lane that has any for this worker."""
     seconds_to_next: float | None
     """How long until the next of these jobs is due; None if all are due."""
+
+
+class LimitHolder(NamedTuple):
+    """A job that has a place under a key of a limit: it runs, or starts next."""
+
+    key: str
+    job_id: int
+    task: str
+    queue: str
 
 
 class LimitState(NamedTuple):
@@ -691,6 +727,10 @@ class Admissions:
             LimitState(name, declared, capacity, is_set, held[name], waiting[name], *kind)
             for name, declared, capacity, is_set, *kind in rows
         ]
+
+    def holders(self) -> list[LimitHolder]:
+        """Jobs that have places: the first five under each key, of the first 200 keys."""
+        return [LimitHolder(*row) for row in self._executor.execute(holders())]
 
     def undeclared(self) -> dict[str, int]:
         """How many jobs wait for each limit that no worker has declared: no worker admits them."""

@@ -131,6 +131,14 @@ def groups(*, of_task: bool, lately: bool) -> sa.Executable:
 
 
 @cache
+def muted() -> sa.Executable:
+    """The groups that an operator has muted for now."""
+    return sa.select(error_groups.c.fingerprint, error_groups.c.task).where(
+        error_groups.c.muted_until > pg.statement_timestamp()
+    )
+
+
+@cache
 def prune_groups() -> sa.Executable:
     """Delete the groups whose time is over, and those beyond the number that is kept."""
     kept: sa.ColumnElement[Any] = sa.literal_column(f"interval '{KEPT.days} days'")
@@ -219,6 +227,10 @@ class ErrorGroups:
             parameters["seconds"] = since.total_seconds()
         statement = groups(of_task=task is not None, lately=since is not None)
         return [Failures(*row) for row in self._executor.execute(statement, parameters)]
+
+    def muted(self) -> set[tuple[int, str]]:
+        """Fingerprint and task of the groups that are muted now."""
+        return {(row[0], row[1]) for row in self._executor.execute(muted())}
 
     def prune(self) -> None:
         self._executor.execute(prune_groups())

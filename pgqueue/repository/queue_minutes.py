@@ -15,6 +15,8 @@ from pgqueue.repository.buckets import bucket_of, first_bucket, in_all_buckets
 from pgqueue.repository.messages import waiting_pairs
 from pgqueue.repository.reading import moment, span
 from pgqueue.repository.tables import (
+    array_of,
+    array_parameter,
     count_rows,
     document,
     jobs,
@@ -23,7 +25,6 @@ from pgqueue.repository.tables import (
     message_queue,
     pg,
     queue_minutes,
-    text_parameter,
     waiting_messages,
 )
 from pgqueue.repository.task_minutes import MINUTE, MOST, delete_old
@@ -201,16 +202,17 @@ def first_due() -> sa.Executable:
 
 
 @cache
-def depth_series(*, of_queue: bool) -> sa.Executable:
-    """By part of a time, the most jobs that one queue or all had in a minute, and those claimed."""
+def depth_series(*, of_queues: bool) -> sa.Executable:
+    """By part of a time, the most jobs that these queues or all had in a minute, and those that
+    were claimed."""
     mark = queue_minutes.c
     minutes = sa.select(mark.at, *(pg.sum(mark[name]).label(name) for name in COUNTS))
     minutes = minutes.add_columns(
         pg.max(mark.oldest_due_s).label("oldest"), pg.sum(mark.started).label("started")
     )
     conditions = [mark.at >= first_bucket()]
-    if of_queue:
-        conditions.append(mark.queue == text_parameter("queue"))
+    if of_queues:
+        conditions.append(mark.queue == sa.any_(array_parameter("queues", sa.Text)))
     minute = minutes.where(*conditions).group_by(mark.at).subquery("minute")
     number = bucket_of(minute.c.at)
     most = (pg.max(minute.c[name]).label(name) for name in (*COUNTS, "oldest"))
@@ -344,12 +346,13 @@ class QueueMinutes:
         return found
 
     def series(
-        self, span: timedelta, bucket: timedelta, queue: str | None = None
+        self, span: timedelta, bucket: timedelta, queues: Iterable[str] | None = None
     ) -> list[DepthPoint]:
-        """Parts of the last ``span`` of this size, whole minutes; of one queue, or of all."""
-        parameters = {"seconds": span.total_seconds(), "size": bucket.total_seconds()}
-        statement = depth_series(of_queue=queue is not None)
-        given = parameters if queue is None else {**parameters, "queue": queue}
+        """Parts of the last ``span`` of this size, whole minutes; of these queues, or of all."""
+        given: dict[str, Any] = {"seconds": span.total_seconds(), "size": bucket.total_seconds()}
+        statement = depth_series(of_queues=queues is not None)
+        if queues is not None:
+            given["queues"] = array_of(queues)
         return [DepthPoint(*row) for row in self._executor.execute(statement, given)]
 
     def prune(self) -> bool:

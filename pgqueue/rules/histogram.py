@@ -12,6 +12,11 @@ def bucket_of(seconds: float) -> int:
     return min(int(seconds * 1000).bit_length(), MOST_BUCKETS - 1) if seconds > 0 else 0
 
 
+def least(bucket: int) -> timedelta:
+    """The shortest duration of a bucket."""
+    return timedelta(milliseconds=2.0 ** (bucket - 1) if bucket else 0)
+
+
 def about(counts: Sequence[int]) -> timedelta:
     """About the sum of the counted durations: each is taken for the middle of its bucket."""
     middles = (0.5 if bucket == 0 else 1.5 * 2.0 ** (bucket - 1) for bucket in range(len(counts)))

@@ -19,3 +19,8 @@ def served_queues(given: Sequence[str], waiting: Callable[[], Iterable[str]]) ->
         return names
     fitting = {queue for queue in waiting() if queue.startswith(prefixes)}
     return names + sorted(fitting.difference(names))
+
+
+def serves(given: Sequence[str], queue: str) -> bool:
+    """Whether a worker of these names and patterns serves a queue."""
+    return queue in served_queues(given, lambda: [queue])

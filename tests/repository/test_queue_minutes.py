@@ -144,7 +144,7 @@ def test_a_chart_has_every_part_of_its_time(connection: Connection) -> None:
     minutes = QueueMinutes(connection)
 
     by_minute = minutes.series(timedelta(hours=1), MINUTE)
-    alone = minutes.series(timedelta(hours=1), MINUTE, "other")
+    alone = minutes.series(timedelta(hours=1), MINUTE, ["other", "gone"])
     by_tens = minutes.series(timedelta(hours=1), 10 * MINUTE)
 
     assert (len(by_minute), len(by_tens)) == (60, 6)

@@ -2,8 +2,8 @@
 
 from itertools import chain
 
-from pgqueue.dashboard.pages import you
+from pgqueue.dashboard.pages import overview, queues, tasks, workers, you
 
-PAGES = (you,)
+PAGES = (overview, queues, tasks, workers, you)
 
 ROUTES = tuple(chain.from_iterable(page.ROUTES for page in PAGES))

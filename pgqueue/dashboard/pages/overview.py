@@ -1,0 +1,183 @@
+"""The first page: what needs somebody, how much is done and waits, and which tasks use the time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from pgqueue.dashboard.pages.queues import QueueRow, QueueRows, read_queues
+from pgqueue.dashboard.pages.tasks import HOUR, SPANS, TaskRow, read_tasks
+from pgqueue.dashboard.routing import Asked, Page, Route
+from pgqueue.findings import Level, at_a_glance
+from pgqueue.models import PausedTask
+from pgqueue.repository.error_groups import Deployed, ErrorGroups
+from pgqueue.repository.queue_minutes import DepthPoint, QueueMinutes
+from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes
+
+LATELY = HOUR
+"""How new the last error of a group is that needs somebody."""
+MOST_GROUPS = 5
+MOST_TASKS = 10
+
+PAGE_OF = {
+    "workers": ("workers", "Workers"),
+    "unknown task": ("tasks", "Tasks"),
+    "schedules": ("schedules", "Schedules"),
+    "batches": ("batches", "Batches"),
+    "unreadable jobs": ("jobs", "Jobs"),
+}
+"""By the subject of a finding, the page that helps, and the words of its link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something that needs somebody, and the remedy: a link, or a button that needs a right."""
+
+    status: str
+    """The status whose shape and colour it has."""
+    what: str
+    words: str
+    endpoint: str = ""
+    label: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Of the address, or with ``right`` the fields of the form."""
+    right: str = ""
+
+
+def needs(asked: Asked, rows: QueueRows | None, session: Session) -> list[Need]:
+    """What needs somebody; of a user who sees some queues, only what is in them."""
+    found = [] if rows is None else list(_pauses(rows.queues))
+    if asked.access.is_limited:
+        return found
+    found = [*_failures(session), *found, *_paused_tasks(session)]
+    count = QueueMinutes(session).latest()
+    workers = asked.queue.workers(session)
+    for finding in at_a_glance(asked.queue, session, count=count, workers=workers):
+        endpoint, label = PAGE_OF.get(finding.subject, ("", ""))
+        status = "failed" if finding.level is Level.WRONG else "blocked"
+        found.append(Need(status, finding.subject, finding.detail, endpoint, label))
+    return found
+
+
+def _failures(session: Session) -> Iterator[Need]:
+    groups = ErrorGroups(session)
+    muted = groups.muted()
+    shown = [
+        group
+        for group in groups.newest(limit=100, since=LATELY)
+        if group.failed_jobs and (group.fingerprint, group.task) not in muted
+    ]
+    for group in sorted(shown, key=lambda group: -group.failed_jobs)[:MOST_GROUPS]:
+        jobs = "1 job" if group.failed_jobs == 1 else f"{group.failed_jobs:,} jobs"
+        deploy = f", after deploy {group.first_version}" if group.first_version else ""
+        words = f"failed since {group.first_at:%d %b %H:%M} UTC{deploy}"
+        error = f"{group.error_type}: {group.message}".rstrip(": ").partition("\n")[0]
+        what = f"{jobs} of {group.task}"
+        yield Need("failed", what, f"{words}: {error}", "failures", "Look")
+
+
+def _pauses(queues: Sequence[QueueRow]) -> Iterator[Need]:
+    for row in queues:
+        if row.paused_at is not None and row.count.backlog:
+            jobs = "1 job waits" if row.count.backlog == 1 else f"{row.count.backlog:,} jobs wait"
+            words = f"is paused since {row.paused_at:%d %b %H:%M} UTC; {jobs}"
+            fields = {"queue": row.name}
+            what = f"queue {row.name}"
+            yield Need("blocked", what, words, "resume_queue", "Resume", fields, "pause")
+
+
+def _paused_tasks(session: Session) -> Iterator[Need]:
+    for row in session.scalars(select(PausedTask).order_by(PausedTask.task)):
+        words = f"is paused since {row.paused_at:%d %b %H:%M} UTC"
+        fields = {"task": row.task}
+        yield Need("blocked", f"task {row.task}", words, "resume_task", "Resume", fields, "pause")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the figures and charts show; of all tasks and queues, or of those of the user."""
+
+    points: Sequence[AttemptPoint]
+    """Empty for a user who sees only some of the jobs."""
+    deploys: Sequence[Deployed]
+    depths: Sequence[DepthPoint]
+    done: int
+    """Attempts that have succeeded in the last hour."""
+    done_before: int
+    """In the hour before it."""
+    failed: int
+
+    @property
+    def change(self) -> str:
+        """How many more have succeeded than in the hour before, in words."""
+        if not self.done_before:
+            return "none in the hour before"
+        return (
+            f"{100 * (self.done - self.done_before) / self.done_before:+.0f} % to the hour before"
+        )
+
+
+def _figures(asked: Asked, span: str, session: Session) -> Figures:
+    within, size = SPANS[span]
+    minutes = TaskMinutes(session)
+    depths = QueueMinutes(session).series(within, size, asked.access.queues)
+    if asked.access.is_limited:
+        return Figures((), (), depths, 0, 0, 0)
+    before, last = minutes.series(2 * HOUR, HOUR / 60)[:60], minutes.series(HOUR, HOUR / 60)
+    return Figures(
+        last if within == HOUR else minutes.series(within, size),
+        ErrorGroups(session).deploys(within),
+        depths,
+        sum(point.succeeded for point in last),
+        sum(point.succeeded for point in before),
+        sum(point.failed for point in last),
+    )
+
+
+def _slots(asked: Asked, session: Session) -> tuple[int, int, int]:
+    """How many slots of live workers are in use, how many there are, and how many workers."""
+    workers = asked.queue.workers(session)
+    busy = sum(min(len(worker.jobs), worker.slots) for worker in workers)
+    return busy, sum(worker.slots for worker in workers), len(workers)
+
+
+def overview(asked: Asked) -> Page:
+    """What needs somebody, in figures, charts and tables."""
+    span = asked.one_of("span", SPANS, "hour")
+    rows = tasks = None
+    if asked.access.tags is None:
+        rows = asked.part("the queues", partial(read_queues, asked))
+        figures = asked.part("the charts", partial(_figures, asked, span))
+    else:
+        figures = None
+    if not asked.access.is_limited:
+        tasks = asked.part("the tasks", partial(read_tasks, asked, HOUR))
+    return Page(
+        "overview.html",
+        title="Overview",
+        shell="pgqueue doctor",
+        needs=asked.part("what needs somebody", partial(needs, asked, rows)),
+        rows=rows,
+        oldest=_oldest(rows),
+        figures=figures,
+        tasks=None if tasks is None else _busiest(tasks),
+        slots=asked.part("the slots", partial(_slots, asked)),
+        span=span,
+        spans=SPANS,
+    )
+
+
+def _oldest(rows: QueueRows | None) -> timedelta | None:
+    ages = [row.oldest_due for row in rows.queues if row.oldest_due] if rows else []
+    return max(ages, default=None)
+
+
+def _busiest(rows: Sequence[TaskRow]) -> list[TaskRow]:
+    return [row for row in rows if row.ended][:MOST_TASKS]
+
+
+ROUTES = [Route("/", overview)]

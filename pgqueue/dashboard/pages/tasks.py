@@ -1,0 +1,153 @@
+"""The tasks: how often each ran and failed, how long it ran and waited, and what time it used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import NamedTuple
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.models import PausedTask
+from pgqueue.repository.error_groups import Deployed, ErrorGroups, Failures
+from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes, TaskStatistics
+from pgqueue.rules.histogram import least
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+SPANS = {
+    "hour": (HOUR, timedelta(minutes=1)),
+    "day": (DAY, timedelta(minutes=10)),
+    "week": (timedelta(days=7), HOUR),
+}
+"""The times of charts, each with the size of its parts."""
+FOR_ALL = "tasks run in all queues, and you may see only some of the jobs"
+
+
+class TaskRow(NamedTuple):
+    """A task, as the page shows it."""
+
+    name: str
+    ended: TaskStatistics | None
+    """None if no attempt has ended in the time."""
+    share: float
+    """Of the time that all tasks have used, as a part of 1."""
+    paused_at: datetime | None
+    is_known: bool
+    """Whether this application has the task."""
+
+
+def read_tasks(asked: Asked, span: timedelta, session: Session) -> list[TaskRow]:
+    """The tasks that ran, that this application has, or that are paused; the busiest first."""
+    ended = {one.task: one for one in TaskMinutes(session).since(span)}
+    paused = {row.task: row.paused_at for row in session.scalars(select(PausedTask))}
+    used = {name: one.time_used.total_seconds() for name, one in ended.items()}
+    whole = sum(used.values()) or 1.0
+    known = asked.queue.tasks
+    rows = [
+        TaskRow(name, ended.get(name), used.get(name, 0.0) / whole, paused.get(name), name in known)
+        for name in {*ended, *paused, *known}
+    ]
+    return sorted(rows, key=lambda row: (-row.share, row.ended is None, row.name))
+
+
+def tasks(asked: Asked) -> Page:
+    """All tasks, with the attempts that have ended within a time."""
+    span = asked.one_of("span", SPANS, "hour")
+    rows = None
+    if not asked.access.is_limited:
+        rows = asked.part("the tasks", partial(read_tasks, asked, SPANS[span][0]))
+    since = {"hour": "1h", "day": "1d", "week": "7d"}[span]
+    shell = f"pgqueue stats --since {since}"
+    return Page("tasks.html", title="Tasks", rows=rows, span=span, spans=SPANS, shell=shell)
+
+
+class Bar(NamedTuple):
+    """A bucket of a histogram."""
+
+    least: timedelta
+    most: timedelta
+    ran: int
+    waited: int
+
+
+@dataclass(frozen=True, slots=True)
+class OneTask:
+    """What the page of one task shows."""
+
+    row: TaskRow | None
+    bars: Sequence[Bar]
+    points: Sequence[AttemptPoint]
+    deploys: Sequence[Deployed]
+    failures: Sequence[Failures]
+
+
+def _read_task(asked: Asked, name: str, span: str, session: Session) -> OneTask:
+    within, size = SPANS[span]
+    minutes, groups = TaskMinutes(session), ErrorGroups(session)
+    ended = next(iter(minutes.since(within, name)), None)
+    paused = session.get(PausedTask, name)
+    is_known = name in asked.queue.tasks
+    row = None
+    if ended or paused or is_known:
+        row = TaskRow(name, ended, 0.0, paused.paused_at if paused else None, is_known)
+    return OneTask(
+        row,
+        bars_of(ended),
+        minutes.series(within, size, name),
+        groups.deploys(within),
+        groups.newest(limit=10, task=name, since=within),
+    )
+
+
+def bars_of(ended: TaskStatistics | None) -> list[Bar]:
+    """The histogram from the first bucket that is not empty to the last."""
+    if ended is None:
+        return []
+    bars = [
+        Bar(least(bucket), least(bucket + 1), ran, waited)
+        for bucket, (ran, waited) in enumerate(zip(ended.ran, ended.waited, strict=True))
+    ]
+    filled = [number for number, bar in enumerate(bars) if bar.ran or bar.waited]
+    return bars[filled[0] : filled[-1] + 1] if filled else []
+
+
+def task(asked: Asked, name: str) -> Page:
+    """One task: its attempts in a chart with the deploys, its durations, and its errors."""
+    if asked.access.is_limited:
+        raise Refused(FOR_ALL, 403)
+    span = asked.one_of("span", SPANS, "hour")
+    one = asked.part("the task", partial(_read_task, asked, name, span))
+    if one is not None and one.row is None and not one.failures:
+        raise Refused(f"there is no task {name!r}", 404)
+    shell = f"pgqueue stats --task {name}"
+    return Page("task.html", title=name, one=one, name=name, span=span, spans=SPANS, shell=shell)
+
+
+def pause_task(asked: Asked) -> Done:
+    name = _task(asked)
+    asked.queue.pause_task(asked.session, name)
+    asked.log("pause_task", {"task": name})
+    return Done(f"paused task {name}: workers skip its jobs within two seconds", to=asked.back())
+
+
+def resume_task(asked: Asked) -> Done:
+    name = _task(asked)
+    asked.queue.resume_task(asked.session, name)
+    asked.log("resume_task", {"task": name})
+    return Done(f"resumed task {name}", to=asked.back())
+
+
+def _task(asked: Asked) -> str:
+    if asked.access.is_limited:
+        raise Refused(FOR_ALL, 403)
+    return asked.posted("task")
+
+
+ROUTES = [
+    Route("/tasks", tasks),
+    Route("/tasks/<path:name>", task),
+    Route("/tasks/pause", pause_task, method="POST", right="pause"),
+    Route("/tasks/resume", resume_task, method="POST", right="pause"),
+]

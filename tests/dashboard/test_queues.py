@@ -1,0 +1,167 @@
+"""The page of queues and limits: what waits, who holds places, and what can be changed."""
+
+import pytest
+from sqlalchemy import Engine, text
+from visitor import SECRET, Visitor
+
+from chaos.interleavings.logical_workers import execute, stored
+from pgqueue import Limit, OperatorAction, PgQueue, QueueSettings
+from pgqueue.dashboard import RIGHTS
+from pgqueue.repository.admit import Admissions
+from pgqueue.repository.queue_minutes import QueueMinutes
+
+
+@pytest.fixture
+def queue(engine: Engine) -> PgQueue:
+    queue = PgQueue(engine, secret=SECRET)
+    queue.task(name="send", queue="mail")(lambda: None)
+    queue.task(name="bill", queue="secret-tenant")(lambda: None)
+    queue.task(name="pay", queue="bank", limit=Limit(2, by="account", name="accounts"))(
+        lambda account: None
+    )
+    return queue
+
+
+def count(engine: Engine) -> None:
+    with engine.begin() as connection:
+        QueueMinutes(connection).count()
+
+
+def test_an_operator_reads_what_waits_where(queue: PgQueue, engine: Engine) -> None:
+    queue.tasks["send"].delay()
+    count(engine)
+    execute(
+        engine,
+        "INSERT INTO pgqueue.queue_minutes (at, queue, counted_at, waiting, due, blocked, running,"
+        " started) SELECT date_trunc('minute', now()) - ago * interval '1 minute', 'mail', now(),"
+        " due, due, 0, 0, 240 FROM (VALUES (6, 121), (2, 1)) AS minute (ago, due)",
+    )
+
+    words = Visitor(queue).text("/queues")
+
+    assert "mail 1 0 0 0" in words  # due, blocked, later, running
+    assert "30 60 2.0 s none Pause" in words  # in, out, empty in, workers
+    assert "Counted" in words
+
+
+def test_a_queue_is_paused_and_resumed_and_both_are_logged(queue: PgQueue, engine: Engine) -> None:
+    visitor = Visitor(queue)
+
+    paused = visitor.post("/queues/pause", {"queue": "mail", "back": "/queues"})
+    words = visitor.text(paused.location)
+
+    assert "paused queue mail" in words
+    assert "mail paused" in words
+    visitor.post("/queues/resume", {"queue": "mail"})
+    [settings] = stored(engine, QueueSettings)
+    assert settings.paused_at is None
+    assert [(one.actor, one.action, one.target) for one in stored(engine, OperatorAction)] == [
+        ("ann", "pause_queue", {"queue": "mail"}),
+        ("ann", "resume_queue", {"queue": "mail"}),
+    ]
+
+
+def test_a_user_of_some_queues_sees_and_changes_no_other(queue: PgQueue, engine: Engine) -> None:
+    for task in ("send", "bill"):
+        queue.tasks[task].delay()
+    count(engine)
+    visitor = Visitor(queue, queues={"mail"})
+
+    words = visitor.text("/queues")
+
+    assert "mail 1" in words
+    assert "secret-tenant" not in words
+    assert "Limits" not in words
+    assert visitor.post("/queues/pause", {"queue": "secret-tenant"}).status_code == 404
+    assert visitor.post("/queues/limit", {"limit": "accounts"}).status_code == 403
+    assert stored(engine, QueueSettings) == []
+
+
+def test_a_user_of_some_tags_sees_no_numbers_of_whole_queues(
+    queue: PgQueue, engine: Engine
+) -> None:
+    queue.tasks["bill"].delay()
+    count(engine)
+
+    words = Visitor(queue, tags={"vip"}).text("/queues")
+
+    assert "counted by queue, not by tag" in words
+    assert "secret-tenant" not in words
+
+
+@pytest.fixture
+def holding(queue: PgQueue, engine: Engine) -> PgQueue:
+    """Account 7 holds a place, and another job of it waits."""
+    with engine.begin() as connection:
+        Admissions(connection).declare(queue.limited.limits.values())
+    for _ in range(2):
+        queue.tasks["pay"].delay(7)
+    with engine.begin() as connection:
+        connection.execute(
+            text("INSERT INTO pgqueue.limit_places (limit_key, job_id) VALUES ('accounts [7]', 1)")
+        )
+        Admissions(connection).admit([1], notify=False)
+    return queue
+
+
+def test_a_limit_shows_the_jobs_that_hold_its_places(holding: PgQueue) -> None:
+    words = Visitor(holding).text("/queues")
+
+    assert "accounts 2 at once for each key 1 1 #1 pay" in words
+
+
+def test_the_capacity_of_a_limit_is_changed_and_logged(holding: PgQueue, engine: Engine) -> None:
+    visitor = Visitor(holding)
+
+    changed = visitor.post("/queues/limit", {"limit": "accounts", "capacity": "5"})
+    visitor.post("/queues/pause-key", {"limit": "accounts", "key": "7"})
+    words = visitor.text("/queues")
+    visitor.post("/queues/resume-key", {"limit": "accounts", "key": "[7]"})
+    visitor.post("/queues/limit", {"limit": "accounts", "capacity": ""})
+
+    assert changed.status_code == 303
+    assert "accounts 5 at once for each key; in the code 2 at once" in words
+    assert "accounts [7] paused; in the code" in words
+    assert [(one.action, one.before, one.after) for one in stored(engine, OperatorAction)] == [
+        ("set_limit", {"capacity": 2}, {"capacity": 5}),
+        ("pause_key", None, None),
+        ("resume_key", None, None),
+        ("set_limit", {"capacity": 5}, {"capacity": 2}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("address", "form", "status", "words"),
+    [
+        ("limit", {"limit": "unknown", "capacity": "1"}, 409, "there is no such limit"),
+        ("limit", {"limit": "accounts", "capacity": "x"}, 400, "give a whole number"),
+        ("pause-key", {"limit": "accounts"}, 400, "which key?"),
+        ("pause", {"queue": ""}, 409, "queue"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_words(
+    queue: PgQueue, engine: Engine, address: str, form: dict[str, str], status: int, words: str
+) -> None:
+    refused = Visitor(queue).post(f"/queues/{address}", form)
+
+    assert refused.status_code == status
+    assert words in refused.text
+    assert stored(engine, OperatorAction) == []
+
+
+def test_the_keys_of_limits_are_arguments_that_need_a_right(holding: PgQueue) -> None:
+    visitor = Visitor(holding)
+    visitor.post("/queues/pause-key", {"limit": "accounts", "key": "4711"})
+
+    words = Visitor(holding, rights=RIGHTS - {"view_arguments", "limits"}).get("/queues").text
+
+    assert "accounts" in words
+    assert "4711" not in words
+
+
+def test_a_queue_without_jobs_says_what_makes_one(engine: Engine) -> None:
+    words = Visitor(PgQueue(engine, secret=SECRET)).text("/queues")
+
+    assert "No queue has jobs." in words
+    assert "No worker has counted the jobs yet" in words
+    assert "No worker has declared a limit." in words
