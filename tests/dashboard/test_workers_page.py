@@ -83,7 +83,7 @@ def test_a_worker_is_made_quiet_once(queue: PgQueue, engine: Engine) -> None:
     assert (action.action, action.target) == ("quiet", {"worker": str(worker_id)})
 
 
-@pytest.mark.parametrize(("worker", "status"), [("no-id", 400), (str(uuid.uuid4()), 404)])
+@pytest.mark.parametrize(("worker", "status"), [("no-id", 400), (str(uuid.UUID(int=7)), 404)])
 def test_a_worker_that_is_gone_is_said_to_be(
     queue: PgQueue, engine: Engine, worker: str, status: int
 ) -> None:
