@@ -165,8 +165,22 @@ class Payload:
         """
         self.bind((), {**dict.fromkeys(self.names), **given})  # refuses unknown names
         new = dict(given) if are_stored else self.encode(dict(given))
-        kept = self._under_new_names(stored) if type(stored) is dict else {}
+        kept = self.under_new_names(stored)
         return self.decode({**kept, **new}, noun="argument")
+
+    def faults(self, stored: Mapping[str, Any]) -> dict[str, str]:
+        """Say by name why the values of some arguments, as plain JSON data, are refused."""
+        found = {}
+        for name, value in stored.items():
+            try:
+                self._read_one(name, value, "argument")
+            except PayloadError as error:
+                found[name] = str(error).removeprefix(f"task {self.task_name}: ")
+        return found
+
+    def under_new_names(self, stored: Any) -> dict[str, Any]:
+        """Return stored arguments by the names that the task has now; none for damaged ones."""
+        return self._under_new_names(stored) if type(stored) is dict else {}
 
     def _write_one(self, name: str, value: Any) -> Any:
         if type(value) in self._natives[name]:

@@ -1,0 +1,245 @@
+"""One job: why it does not run, what has happened to it, and what can be done with it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from werkzeug.routing import BuildError
+
+from pgqueue.dashboard.argument_forms import as_text, type_in_words
+from pgqueue.dashboard.rendering import span
+from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.models import JobStatus
+from pgqueue.redaction import MASK, redacted
+from pgqueue.repository.follow_ups import ON_FAILED
+from pgqueue.repository.jobs import Change
+from pgqueue.repository.listing import UNFINISHED, JobDetails, Listing
+from pgqueue.repository.trail import schedule_of, stretches, trail
+from pgqueue.repository.why import Kind, Name, Reason, why
+from pgqueue.tasks import Task
+from pgqueue.tasks.showing import masked, secrets_of, without_values
+
+PAGES: dict[str, tuple[str, str | None]] = {
+    Kind.JOB: ("job", "job_id"),
+    Kind.QUEUE: ("queues", None),
+    Kind.TASK: ("task", "name"),
+    Kind.WORKER: ("workers", None),
+    Kind.LIMIT: ("queues", None),
+    "batch": ("batch", "batch_id"),
+    "schedule": ("schedules", None),
+}
+"""The page about each kind of name, and its parameter; None for a page with all of them."""
+WAITING = (JobStatus.PENDING, JobStatus.BLOCKED)
+DEAD = (JobStatus.FAILED, JobStatus.CANCELLED)
+LONGEST_VALUE = 100_000
+"""Characters of a value that a page shows."""
+MOST_ATTEMPTS = 50
+MOST_EVENTS = 100
+"""A page shows the newest."""
+
+
+class Word(NamedTuple):
+    """A part of a sentence as a page writes it: text, perhaps a link, or a time."""
+
+    text: str = ""
+    href: str | None = None
+    time: datetime | None = None
+
+
+class Value(NamedTuple):
+    """An argument, as the page shows it."""
+
+    name: str
+    type: str
+    text: str
+    is_secret: bool
+
+
+def known(asked: Asked, job_id: int) -> tuple[JobDetails, Task[..., Any] | None]:
+    """A job as it is stored, and its task; None if this application does not have the task.
+
+    Raises JobNotFound also for a job that the user may not see.
+    """
+    asked.check_jobs([job_id])
+    job = Listing(asked.session).job(job_id)
+    return job, asked.queue.tasks.get(job.columns["task"])
+
+
+def shown(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> JobDetails:
+    """What the user may see of a job: as ``pgqueue jobs ID`` has it, and less without rights."""
+    job = masked(job, task) if task is not None else masked(without_values(job), None)
+    columns, past = dict(job.columns), job.past_attempts
+    if not asked.may("view_arguments"):
+        columns["args"] = None
+    if not asked.may("view_results"):
+        columns["result"] = None
+        past = [attempt._replace(traceback=None) for attempt in past]
+    return replace(job, columns=columns, past_attempts=past)
+
+
+def job(asked: Asked, job_id: int) -> Page:
+    """Everything about one job."""
+    stored, task = known(asked, job_id)
+    found = shown(asked, stored, task)
+    row, events = found.columns, trail(found)
+    return Page(
+        "job.html",
+        title=f"{row['task']} #{job_id}",
+        shell=f"pgqueue jobs {job_id}",
+        job=found,
+        row=row,
+        task=task,
+        reasons=[_sentence(asked, one) for one in why(found, asked.queue.tasks)],
+        is_unfinished=found.status in UNFINISHED,
+        steps=_steps(found),
+        events=events[-MOST_EVENTS:],
+        more_events=max(len(events) - MOST_EVENTS, 0),
+        attempts=found.past_attempts[: -MOST_ATTEMPTS - 1 : -1],
+        more_attempts=max(len(found.past_attempts) - MOST_ATTEMPTS, 0),
+        arguments=_values(task, row["args"]) if asked.may("view_arguments") else None,
+        result=None if row["result"] is None else _cut(as_text(row["result"])),
+        meta=None if row["meta"] is None else _cut(as_text(row["meta"])),
+        pytest=_as_test(stored, task) if asked.may("view_arguments") else None,
+        schedule=schedule_of(found),
+        follow_up=_follow_up(row["meta"]),
+        link=lambda kind, name: _href(asked, kind, name),
+        may_edit=_may_edit(asked, found, task),
+        may_copy=task is not None and asked.may("enqueue") and asked.may("view_arguments"),
+        may_kill=task is not None and task.in_process,
+    )
+
+
+def requeue_job(asked: Asked, job_id: int) -> Done:
+    return _act(asked, job_id, "requeue", lambda: asked.queue.requeue(asked.session, job_id))
+
+
+def cancel_job(asked: Asked, job_id: int) -> Done:
+    return _act(asked, job_id, "cancel", lambda: asked.queue.cancel(asked.session, job_id))
+
+
+def kill_job(asked: Asked, job_id: int) -> Done:
+    """Cancel a job, and kill the child process of its handler."""
+    return _act(asked, job_id, "kill", lambda: asked.queue.cancel(asked.session, job_id, kill=True))
+
+
+def run_job_now(asked: Asked, job_id: int) -> Done:
+    return _act(asked, job_id, "run_now", lambda: asked.queue.run_now(asked.session, job_id))
+
+
+def _act(asked: Asked, job_id: int, action: str, act: Callable[[], Change]) -> Done:
+    asked.check_jobs([job_id])
+    before = Listing(asked.session).status(job_id)
+    done = act()
+    if not done:
+        raise Refused(f"job {job_id} is {before} by now; nothing was changed", 409)
+    asked.log(action, {"job": job_id}, job_ids=[job_id], before={"status": before})
+    return Done(f"Job {job_id}: {done}", to=asked.url("job", job_id=job_id))
+
+
+def _may_edit(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> bool:
+    rights = {"edit", "view_arguments"} | ({"requeue"} if job.status in DEAD else set())
+    return job.status in (*WAITING, *DEAD) and task is not None and all(map(asked.may, rights))
+
+
+def _sentence(asked: Asked, reason: Reason) -> tuple[list[Word], str | None]:
+    return [_word(asked, part) for part in reason.words], reason.remedy
+
+
+def _word(asked: Asked, part: Any) -> Word:
+    match part:
+        case Name():
+            return Word(part.text, _href(asked, part.kind, part.name))
+        case datetime():
+            return Word(time=part)
+        case timedelta():
+            return Word(span(part))
+    return Word(part)
+
+
+def _href(asked: Asked, kind: str, name: object) -> str | None:
+    """The address of the page about something; None if there is no such page for the user."""
+    if kind == Kind.JOB and asked.access.is_limited:
+        return None  # it may be a job that the user does not see
+    endpoint, parameter = PAGES[kind]
+    try:
+        return asked.url(endpoint, **({} if parameter is None else {parameter: name}))
+    except BuildError:
+        return None
+
+
+def _steps(job: JobDetails) -> list[dict[str, Any]]:
+    """The stretches as the macro ``timeline`` takes them."""
+    shape = {"running": "running", "succeeded": "succeeded", "cancelled": "cancelled"}
+    return [
+        {
+            "kind": "run" if one.is_run else "wait",
+            "seconds": one.took.total_seconds(),
+            "label": f"attempt {one.attempt}, {span(one.took)}"
+            if one.is_run
+            else f"{span(one.took)} waiting",
+            "status": shape.get(one.outcome, "failed"),
+        }
+        for one in stretches(job)
+    ]
+
+
+def _follow_up(meta: Any) -> str | None:
+    """The task that is enqueued if the job fails; None if there is none."""
+    about = meta.get(ON_FAILED) if isinstance(meta, dict) else None
+    task = about.get("task") if isinstance(about, dict) else None
+    return task if isinstance(task, str) else None
+
+
+def _values(task: Task[..., Any] | None, args: Any) -> list[Value]:
+    if not isinstance(args, dict):
+        return [Value("(all)", "", _cut(as_text(args)), False)]
+    secret = () if task is None else task.settings.secret_args
+    names = () if task is None else task.payload.names
+    in_order = {name: args[name] for name in names if name in args} | args
+    return [
+        Value(
+            name,
+            "" if task is None else type_in_words(task, name),
+            _cut(as_text(value)),
+            name in secret or value == MASK,
+        )
+        for name, value in in_order.items()
+    ]
+
+
+def _cut(text: str) -> str:
+    if len(text) <= LONGEST_VALUE:
+        return text
+    return f"{text[:LONGEST_VALUE]}\n... {len(text):,} characters in all ..."
+
+
+def _as_test(job: JobDetails, task: Task[..., Any] | None) -> str | None:
+    """The call that enqueues the same job, for a test; secrets are left out."""
+    if task is None:
+        return None
+    try:
+        arguments = task.payload.decode(job.columns["args"])
+    except Exception:  # a constructor is the application's code
+        return None
+    secret = task.settings.secret_args
+    given = [
+        f"{name}=..." if name in secret else f"{name}={value!r}"
+        for name, value in arguments.items()
+    ]
+    lines = "".join(f"    {one},\n" for one in given)
+    function = task.function.__name__
+    code = (
+        f"from {task.function.__module__} import {function}\n\n"
+        f"{function}.enqueue(\n    session,\n{lines})"
+    )
+    return _cut(redacted(code, secrets_of(job, task)))
+
+
+ROUTES = [
+    Route("/jobs/<int:job_id>", job),
+    Route("/jobs/<int:job_id>/requeue", requeue_job, method="POST", right="requeue"),
+    Route("/jobs/<int:job_id>/cancel", cancel_job, method="POST", right="cancel"),
+    Route("/jobs/<int:job_id>/kill", kill_job, method="POST", right="cancel"),
+    Route("/jobs/<int:job_id>/run-now", run_job_now, method="POST", right="requeue"),
+]

@@ -1,0 +1,271 @@
+"""The forms about one job: change it, or enqueue a new one, also as a copy of another."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from pgqueue.dashboard.argument_forms import Field, fields_of, read_fields, secrets_given
+from pgqueue.dashboard.pages.job import DEAD, WAITING, known
+from pgqueue.dashboard.routing import Answer, Asked, Done, Page, Refused, Route
+from pgqueue.errors import ArgumentsError, DuplicateJob, OptionError, PayloadError
+from pgqueue.redaction import redacted
+from pgqueue.repository.jobs import Change, Jobs
+from pgqueue.repository.listing import JobDetails
+from pgqueue.tasks import Task, editing
+from pgqueue.tasks.showing import masked, secrets_of
+
+MISTAKES = (ArgumentsError, PayloadError, OptionError, DuplicateJob)
+"""What the form shows, so that it can be corrected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The job that a form begins with."""
+
+    stored: Mapping[str, Any]
+    """Its arguments by the names that the task has now."""
+    shown: Mapping[str, Any]
+    """The same with secrets masked."""
+    secrets: tuple[str, ...]
+    job: JobDetails | None = None
+
+
+NO_TEMPLATE = Template({}, {}, ())
+
+
+def edit_job(asked: Asked, job_id: int) -> Page:
+    """The form to change a job that waits, or to requeue one with other arguments."""
+    template, task = _template(asked, job_id)
+    fields = fields_of(task, template.shown, template.stored)
+    return _edit_page(asked, template, task, fields)
+
+
+def change_job(asked: Asked, job_id: int) -> Answer:
+    """Change a job as the form says: only what differs from what the form has shown."""
+    template, task = _template(asked, job_id)
+    job = _job_of(template)
+    if asked.posted("seen") != _seen(template):
+        raise Refused(f"job {job_id} has changed meanwhile; load the form again", 409)
+    shown_fields = fields_of(task, template.shown, template.stored)
+    given, fields = read_fields(asked, task, shown_fields, template.shown)
+    try:
+        if any(field.error for field in fields):
+            raise ArgumentsError("Nothing was changed: some arguments are wrong.")
+        changes = editing.Changes(
+            args=given or None, are_args_stored=True, **_changed_options(asked, job)
+        )
+        is_dead = job.status in DEAD
+        if is_dead and not asked.may("requeue"):
+            raise Refused("this needs the right 'requeue', which you do not have", 403)
+        change = editing.requeue if is_dead else editing.change
+        queue = asked.queue
+        done = change(Jobs(asked.session), job_id, changes, queue.find, notify=queue.notify)
+    except MISTAKES as error:
+        secrets = (*template.secrets, *secrets_given(task, given))
+        words = redacted(str(error), secrets)
+        return _edit_page(asked, template, task, fields, error=words)
+    if done is Change.UNCHANGED:
+        raise Refused(f"job {job_id} has moved on meanwhile; nothing was changed", 409)
+    _log_change(asked, job, changes, given)
+    return Done(f"Job {job_id}: {done}", to=asked.url("job", job_id=job_id))
+
+
+def enqueue_form(asked: Asked, name: str) -> Page:
+    """The form to enqueue a job of a task; ``copy``: the id of a job to begin with."""
+    task = asked.queue.find(name)
+    template = _copied(asked, task, asked.whole("copy", None, 1))
+    return _enqueue_page(asked, task, template, fields_of(task, template.shown, template.stored))
+
+
+def enqueue_job(asked: Asked, name: str) -> Answer:
+    """Enqueue a job as the form says."""
+    task = asked.queue.find(name)
+    template = _copied(asked, task, asked.posted_whole("copy", None, 1))
+    shown_fields = fields_of(task, template.shown, template.stored)
+    given, fields = read_fields(asked, task, shown_fields, template.shown)
+    try:
+        if any(field.error for field in fields):
+            raise ArgumentsError("Nothing was enqueued: some arguments are wrong.")
+        arguments = {**template.stored, **given}
+        task.payload.bind((), arguments)  # refuses missing names, as a call in the application
+        options = _options(asked)
+        chosen = task.options(**options)
+        _check_scope(asked, chosen)
+        values = task.payload.decode(arguments, noun="argument")
+        job = chosen.enqueue(asked.session, **values)
+    except MISTAKES as error:
+        secrets = (*template.secrets, *secrets_given(task, given))
+        words = redacted(str(error), secrets)
+        return _enqueue_page(asked, task, template, fields, error=words)
+    to = asked.url("job", job_id=job.id)
+    if not job.is_new:
+        asked.check_jobs([job.id])
+        return Done(f"Job {job.id} holds the unique key already; no job was added", to=to)
+    copied = None if template.job is None else template.job.columns["id"]
+    about = {"queue": job.queue, "priority": job.priority, "copy_of": copied}
+    asked.log("enqueue", {"task": task.name}, job_ids=[job.id], options=about)
+    return Done(f"Job {job.id} is enqueued", to=to)
+
+
+def _template(asked: Asked, job_id: int) -> tuple[Template, Task[..., Any]]:
+    """The job of an edit form; raises Refused if it cannot be changed."""
+    if not asked.may("view_arguments"):
+        raise Refused("this needs the right 'view_arguments', which you do not have", 403)
+    job, task = known(asked, job_id)
+    if task is None:
+        raise Refused(f"this application has no task {job.columns['task']}", 409)
+    if job.status not in (*WAITING, *DEAD):
+        raise Refused(f"job {job_id} is {job.status}; only a copy of it can be enqueued", 409)
+    return _of_job(job, task), task
+
+
+def _copied(asked: Asked, task: Task[..., Any], job_id: int | None) -> Template:
+    if job_id is None:
+        return NO_TEMPLATE
+    if not asked.may("view_arguments"):
+        raise Refused("this needs the right 'view_arguments', which you do not have", 403)
+    job, of = known(asked, job_id)
+    if of is not task:
+        raise Refused(f"job {job_id} is of the task {job.columns['task']}", 409)
+    return _of_job(job, task)
+
+
+def _of_job(job: JobDetails, task: Task[..., Any]) -> Template:
+    by_name = task.payload.under_new_names
+    stored = by_name(job.columns["args"])
+    shown = by_name(masked(job, task).columns["args"])
+    return Template(stored, shown, secrets_of(job, task), job)
+
+
+def _job_of(template: Template) -> JobDetails:
+    assert template.job is not None  # of an edit form
+    return template.job
+
+
+def _seen(template: Template) -> str:
+    """What the form has shown of a job, as a digest; without its secrets."""
+    row = _job_of(template).columns
+    shown = [template.shown, row["priority"], row["run_at"].isoformat(), row["outcome"]]
+    return sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _time_text(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _time_of(text: str) -> datetime:
+    """The time that a field says; in UTC unless it says another offset."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionError(f"{text[:40]!r} is no time; write 2026-11-25 17:30 (in UTC)") from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def _changed_options(asked: Asked, job: JobDetails) -> dict[str, Any]:
+    """The priority and the time of a form, where they differ from those of the job."""
+    if job.status in DEAD:
+        return {}
+    row, changed = job.columns, dict[str, Any]()
+    priority = asked.posted_whole("priority", None, 0, 9)
+    if priority not in (None, row["priority"]):
+        changed["priority"] = priority
+    at = asked.posted("run_at").strip()
+    if at and at != _time_text(row["run_at"]):
+        changed["run_at"] = _time_of(at)
+    return changed
+
+
+def _options(asked: Asked) -> dict[str, Any]:
+    """The options of a new job that the form names."""
+    options: dict[str, Any] = {}
+    for name in ("queue", "unique_key"):
+        if text := asked.posted(name).strip():
+            options[name] = text
+    if (priority := asked.posted_whole("priority", None, 0, 9)) is not None:
+        options["priority"] = priority
+    if at := asked.posted("run_at").strip():
+        options["run_at"] = _time_of(at)
+    if tags := [tag.strip() for tag in asked.posted("tags", longest=4000).split(",")]:
+        options["tags"] = [tag for tag in tags if tag]
+    return options
+
+
+def _check_scope(asked: Asked, task: Task[..., Any]) -> None:
+    """Raises Refused for a job that the user could not see."""
+    asked.check_queue(task.settings.queue)
+    tags = asked.access.tags
+    if tags is not None and not set(tags) & set(task.settings.tags):
+        raise Refused(f"give the job one of your tags: {', '.join(sorted(tags))}", 403)
+
+
+def _log_change(
+    asked: Asked, job: JobDetails, changes: editing.Changes, given: Mapping[str, Any]
+) -> None:
+    """Log the change.  Of arguments the names only: all who may view may read the log."""
+    row, before, after = job.columns, dict[str, Any](), dict[str, Any]()
+    if changes.priority is not None:
+        before["priority"], after["priority"] = row["priority"], changes.priority
+    if changes.run_at is not None:
+        before["run_at"], after["run_at"] = row["run_at"].isoformat(), changes.run_at.isoformat()
+    if given:
+        after["arguments"] = sorted(given)
+    before["status"] = job.status
+    job_id = row["id"]
+    action = "requeue" if job.status in DEAD else "edit"
+    asked.log(action, {"job": job_id}, job_ids=[job_id], before=before, after=after)
+
+
+def _edit_page(
+    asked: Asked, template: Template, task: Task[..., Any], fields: list[Field], error: str = ""
+) -> Page:
+    job = _job_of(template)
+    row = job.columns
+    is_dead = job.status in DEAD
+    return Page(
+        "edit_job.html",
+        title=f"Change {task.name} #{row['id']}",
+        shell=f"pgqueue {'requeue' if is_dead else 'change'} {row['id']} --args JSON",
+        status=400 if error else 200,
+        job_id=row["id"],
+        is_dead=is_dead,
+        fields=fields,
+        seen=_seen(template),
+        priority=asked.posted("priority") or str(row["priority"]),
+        run_at=asked.posted("run_at") or _time_text(row["run_at"]),
+        error=error,
+    )
+
+
+def _enqueue_page(
+    asked: Asked, task: Task[..., Any], template: Template, fields: list[Field], error: str = ""
+) -> Page:
+    row = {} if template.job is None else template.job.columns
+    settings, form = task.settings, asked.form
+    tags = row.get("tags") or settings.tags
+    return Page(
+        "enqueue.html",
+        title=f"Enqueue {task.name}",
+        shell=f"pgqueue enqueue {task.name} --args JSON",
+        status=400 if error else 200,
+        task=task,
+        copy=row.get("id"),
+        fields=fields,
+        queue=form.get("queue", row.get("queue", settings.queue)),
+        priority=form.get("priority", str(row.get("priority", settings.priority))),
+        run_at=form.get("run_at", ""),
+        unique_key=form.get("unique_key", ""),
+        tags=form.get("tags", ", ".join(tags)),
+        error=error,
+    )
+
+
+ROUTES = [
+    Route("/jobs/<int:job_id>/edit", edit_job, right="edit"),
+    Route("/jobs/<int:job_id>/change", change_job, method="POST", right="edit"),
+    Route("/tasks/<path:name>/enqueue", enqueue_form, right="enqueue"),
+    Route("/tasks/<path:name>/enqueue", enqueue_job, method="POST", right="enqueue"),
+]

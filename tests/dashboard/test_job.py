@@ -1,0 +1,303 @@
+"""The page of one job: every state, what each right shows, and the buttons."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session
+from visitor import SECRET, Visitor
+
+from chaos.interleavings.logical_workers import LogicalWorker
+from pgqueue import Cancel, Job, JobContext, Limit, PgQueue, Retry, Secret, Worker
+from pgqueue.dashboard import RIGHTS
+from pgqueue.models import OperatorAction
+
+CANARY = "canary-73190-of-a-card"
+MARKUP = "<script>alert(1)</script>\u202e"
+
+
+@dataclass
+class Address:
+    street: str
+    number: int
+
+
+@pytest.fixture
+def queue(engine: Engine) -> PgQueue:
+    queue = PgQueue(engine, secret=SECRET)
+
+    @queue.task(name="post", queue="mail", results="required")
+    def post(to: str, copies: int = 1) -> dict[str, int]:
+        return {"sent": copies}
+
+    @queue.task(name="pay", max_attempts=2, retry=Retry.constant(timedelta(hours=1)))
+    def pay(card: Secret[str], note: str, address: Address | None = None) -> None:
+        raise ValueError(f"no money on {card}")
+
+    @queue.task(name="stop")
+    def stop() -> None:
+        raise Cancel("not wanted")
+
+    @queue.task(name="call", limit=Limit(1, name="bank"))
+    def call(ctx: JobContext) -> None:
+        ctx.progress(3, 10, MARKUP)
+
+    @queue.task(name="fork", executor="process")
+    def fork() -> None: ...
+
+    return queue
+
+
+def run(queue: PgQueue) -> None:
+    Worker(queue, ["mail", "default"]).run_until_empty(timeout=60)
+
+
+def actions(engine: Engine) -> list[OperatorAction]:
+    with Session(engine) as session:
+        return list(session.scalars(select(OperatorAction).order_by(OperatorAction.id)))
+
+
+def job(engine: Engine, job_id: int) -> Job:
+    with Session(engine) as session:
+        return session.get_one(Job, job_id)
+
+
+def scheduled(queue: PgQueue) -> None:
+    queue.tasks["post"].options(delay=timedelta(hours=1)).delay("ada")
+
+
+def succeeded(queue: PgQueue) -> None:
+    queue.tasks["post"].options(tags=["vip"], meta={"trace": MARKUP}).delay("ada", 7)
+    run(queue)
+
+
+def retried(queue: PgQueue) -> None:
+    queue.tasks["pay"].delay(CANARY, "n")
+    run(queue)
+
+
+def cancelled(queue: PgQueue) -> None:
+    queue.tasks["stop"].delay()
+    run(queue)
+
+
+def blocked(queue: PgQueue) -> None:
+    queue.tasks["call"].delay()
+
+
+STATES: dict[Callable[[PgQueue], None], list[str]] = {
+    scheduled: ["pending", "is due at", "pgqueue run-now 1", "Run now", "Cancel", "Edit"],
+    succeeded: ["succeeded", '{"sent": 7}', "vip", "attempt 1: succeeded", "Copy as new"],
+    retried: ["pending", "is retried at", "no money on ***", "attempt 1 failed", "Run now"],
+    cancelled: ["cancelled", "by its handler", "not wanted", "Requeue"],
+    blocked: ["blocked", "no live worker serves queue default", "Limit bank, not declared"],
+}
+
+
+@pytest.mark.parametrize("arrange", STATES, ids=lambda arrange: arrange.__name__)
+def test_the_page_says_the_state_and_what_can_be_done(
+    queue: PgQueue, arrange: Callable[[PgQueue], None]
+) -> None:
+    arrange(queue)
+
+    words = Visitor(queue).text("/jobs/1")
+
+    assert [word for word in STATES[arrange] if word not in words] == [], words
+
+
+def test_a_running_job_refreshes_its_state_and_an_ended_one_does_not(
+    queue: PgQueue, engine: Engine, worker: LogicalWorker
+) -> None:
+    queue.tasks["fork"].delay()
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE pgqueue.message_queue SET task = 'tests.task'"))
+    worker.claim()
+    visitor = Visitor(queue)
+
+    running = visitor.get("/jobs/1").text
+    assert "runs on" in running
+    assert "hx-get" in running
+    assert "/jobs/1/kill" in running
+    assert visitor.post("/jobs/1/kill").status_code == 303
+    assert "the kill of its handler was requested" in visitor.text("/jobs/1")
+
+    succeeded(queue)
+    assert "hx-get" not in visitor.get("/jobs/2").text
+
+
+def test_a_job_that_does_not_exist_is_not_found(queue: PgQueue) -> None:
+    assert Visitor(queue).get("/jobs/4711").status_code == 404
+
+
+def test_text_of_a_job_is_no_markup_and_shows_its_control_characters(queue: PgQueue) -> None:
+    queue.tasks["post"].options(meta={"a": MARKUP}, tags=["<b>"]).delay(MARKUP)
+
+    html = Visitor(queue).get("/jobs/1").text
+
+    assert "<script>alert" not in html
+    assert "\u202e" not in html
+    assert "&lt;b&gt;" in html
+
+
+@pytest.mark.parametrize(
+    ("right", "words"),
+    [
+        ("view_arguments", "n-of-the-note"),
+        ("view_results", "Traceback (most"),
+        ("view_results", "sent"),
+    ],
+)
+def test_what_needs_a_right_is_not_sent_without_it(queue: PgQueue, right: str, words: str) -> None:
+    queue.tasks["pay"].delay(CANARY, "n-of-the-note")
+    queue.tasks["post"].delay("ada")
+    run(queue)
+
+    def pages(rights: frozenset[str]) -> str:
+        visitor = Visitor(queue, rights=rights)
+        return visitor.get("/jobs/1").text + visitor.get("/jobs/2").text
+
+    assert words in pages(RIGHTS)
+    assert words not in pages(RIGHTS - {right})
+
+
+def test_arguments_of_a_task_that_the_application_has_not_are_hidden(
+    queue: PgQueue, engine: Engine
+) -> None:
+    queue.tasks["pay"].delay(CANARY, "of the note")
+
+    other = PgQueue(engine, secret=SECRET)
+    html = Visitor(other).get("/jobs/1").text
+
+    assert "of the note" not in html
+    assert "no task of this name" in html
+    assert "/jobs/1/edit" not in html
+    assert Visitor(other).get("/jobs/1/edit").status_code == 409
+
+
+ADDRESSES = ["/jobs/1", "/jobs/1/edit", "/tasks/pay/enqueue?copy=1", "/live"]
+
+
+def test_a_secret_is_in_no_response(queue: PgQueue, engine: Engine) -> None:
+    """Also where another argument, an error or a refusal quotes it."""
+    queue.tasks["pay"].delay(CANARY, f"pays with {CANARY}")
+    run(queue)
+    visitor = Visitor(queue)
+
+    found = [visitor.get(address).text for address in ADDRESSES]
+    wrong = {"arg.card": json.dumps([CANARY]), "arg.note": "7", "copy": "1"}
+    found += [
+        visitor.post(address, wrong).text for address in ("/jobs/1/change", "/tasks/pay/enqueue")
+    ]
+    assert visitor.post("/tasks/pay/enqueue", {"copy": "1"}).status_code == 303
+    found += [visitor.get("/jobs/2").text, visitor.get("/jobs/2/edit").text]
+
+    assert [html for html in found if CANARY in html] == []
+    assert job(engine, 2).args == job(engine, 1).args
+    assert CANARY not in str([vars(one) for one in actions(engine)])
+
+
+def test_the_code_for_a_test_leaves_secrets_out(queue: PgQueue) -> None:
+    queue.tasks["pay"].delay(CANARY, "of the note", Address("Elm", 7))
+
+    words = Visitor(queue).text("/jobs/1")
+
+    code = "pay.enqueue( session, card=..., note='of the note', address=Address(street='Elm', numb"
+    assert code in words
+
+
+def test_the_batch_the_schedule_and_the_follow_up_of_a_job_are_named(queue: PgQueue) -> None:
+    queue.task(name="tell")(lambda job_id: None)
+    risky = queue.task(name="risky", on_failed=queue.tasks["tell"])(lambda: None)
+    about = {"schedule": {"name": "nightly", "tick": None}}
+    with queue.session() as session, session.begin(), queue.batch(session, name="letters"):
+        risky.options(meta=about).enqueue(session)
+
+    words = Visitor(queue).text("/jobs/1")
+
+    assert "Batch letters 1" in words
+    assert "Schedule nightly" in words
+    assert "If it fails tell" in words
+
+
+def test_a_button_changes_one_job_and_logs_it(queue: PgQueue, engine: Engine) -> None:
+    cancelled(queue)
+    visitor = Visitor(queue, user="eve")
+
+    response = visitor.post("/jobs/1/requeue", {"reason": "mended"})
+    assert (response.status_code, job(engine, 1).status) == (303, "pending")
+    assert "Job 1: requeued" in visitor.text(response.headers["Location"])
+    assert visitor.post("/jobs/1/cancel").status_code == 303
+
+    assert job(engine, 1).status == "cancelled"
+    logged = [(one.actor, one.action, one.target, one.reason) for one in actions(engine)]
+    assert logged == [
+        ("eve", "requeue", {"job": 1}, "mended"),
+        ("eve", "cancel", {"job": 1}, ""),
+    ]
+    assert [one.first_ids for one in actions(engine)] == [[1], [1]]
+
+
+def test_run_now_makes_a_scheduled_job_due(queue: PgQueue, engine: Engine) -> None:
+    scheduled(queue)
+    late = job(engine, 1).run_at
+
+    assert Visitor(queue).post("/jobs/1/run-now").status_code == 303
+
+    assert job(engine, 1).run_at < late
+
+
+@pytest.mark.parametrize("action", ["requeue", "run-now", "kill"])
+def test_an_action_that_a_worker_has_outrun_says_so_and_is_not_logged(
+    queue: PgQueue, engine: Engine, action: str
+) -> None:
+    succeeded(queue)
+
+    response = Visitor(queue).post(f"/jobs/1/{action}")
+
+    assert response.status_code == 409
+    assert "job 1 is succeeded by now; nothing was changed" in response.text
+    assert actions(engine) == []
+
+
+def test_a_kill_of_a_handler_in_a_thread_is_refused(
+    queue: PgQueue, engine: Engine, worker: LogicalWorker
+) -> None:
+    scheduled(queue)
+    queue.tasks["post"].options(queue="default").delay("ada")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE pgqueue.message_queue SET task = 'tests.task'"))
+    worker.claim()
+
+    assert "/jobs/2/kill" not in Visitor(queue).get("/jobs/2").text
+    assert Visitor(queue).post("/jobs/2/kill").status_code == 409
+    assert job(engine, 2).cancel_requested_at is None
+
+
+@pytest.mark.parametrize("limits", [{"queues": ["other"]}, {"tags": ["gold"]}])
+def test_a_job_outside_the_scope_of_a_user_does_not_exist(
+    queue: PgQueue, engine: Engine, limits: dict[str, Any]
+) -> None:
+    cancelled(queue)
+    visitor = Visitor(queue, **limits)
+
+    assert [visitor.get(one).status_code for one in ("/jobs/1", "/jobs/1/edit")] == [404, 404]
+    posts = ("requeue", "cancel", "kill", "run-now", "change")
+    assert {visitor.post(f"/jobs/1/{one}").status_code for one in posts} == {404}
+    assert visitor.get("/tasks/stop/enqueue?copy=1").status_code == 404
+    assert "stop" not in visitor.text("/live")
+    assert job(engine, 1).status == "cancelled"
+
+
+def test_live_has_the_newest_jobs_first(queue: PgQueue) -> None:
+    assert "There are no jobs." in Visitor(queue).text("/live")
+    retried(queue)
+    scheduled(queue)
+
+    words = Visitor(queue).text("/live")
+
+    assert words.index("post") < words.index("pay")
+    assert "no money on ***" in words
