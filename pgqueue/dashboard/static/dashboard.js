@@ -18,17 +18,18 @@ document.addEventListener("htmx:before:request", event => {
 });
 
 document.addEventListener("htmx:before:swap", event => {
-  const failed = (event.detail.ctx.response?.status ?? 500) >= 400;
+  const { status, raw } = event.detail.ctx.response;
+  const failed = status >= 400 || raw.redirected;
   if (failed) event.preventDefault();
   count(failed);
 });
+document.addEventListener("htmx:after:swap", enhance);
 document.addEventListener("htmx:error", () => count(true));
 
 function count(failed) {
   failures = failed ? failures + 1 : 0;
   waitUntil = failed ? Date.now() + Math.min(60_000, 5_000 * 2 ** failures) : 0;
   if (!failed) loadedAt = Date.now();
-  enhance();
 }
 
 // Ages: the text of <time> follows the clock of the server.
