@@ -38,6 +38,8 @@ from pgqueue.repository.tables import (
     workers,
 )
 
+FIRST = sa.literal_column("100", sa.Integer)
+"""How many messages are read of those at which a claim looks first."""
 LIMIT = sa.bindparam("limit", type_=sa.Integer)
 WORKER = sa.bindparam("worker_id", type_=sa.Uuid)
 
@@ -129,7 +131,7 @@ def ages() -> sa.Executable:
 
 @cache
 def first_due(*, suspects: bool) -> sa.Executable:
-    """The message at which a claim of these pairs looks first, and its job.
+    """The messages at which a claim of these pairs looks first, in its order, and their jobs.
 
     Locks nothing.  Without ``suspects``, skips them as the claim does.
     """
@@ -137,9 +139,9 @@ def first_due(*, suspects: bool) -> sa.Executable:
     message = message_queue.c
     run_at = sa.cast(message.run_at, sa.Text).label("run_at")
     first = _due_in_order(pair, run_at, message.id, message.target_id, suspects=suspects)
-    due = first.limit(1).lateral("due")
+    due = first.limit(FIRST).lateral("due")
     columns = (pair.c.queue, pair.c.priority, due.c.run_at, due.c.id, due.c.target_id)
-    return sa.select(*columns).select_from(pair.join(due, sa.true())).limit(1)
+    return sa.select(*columns).select_from(pair.join(due, sa.true())).limit(FIRST)
 
 
 def _due_messages(*, suspects: bool, registered: bool) -> sa.Select[*tuple[Any, ...]]:
@@ -390,11 +392,11 @@ class Claims:
 
     def first_due(
         self, pairs: Iterable[ClaimCursor], *, tasks: str, suspects: bool
-    ) -> tuple[ClaimCursor, int] | None:
-        """The key of the message at which a claim looks first, and the id of its job, if any."""
+    ) -> list[tuple[ClaimCursor, int]]:
+        """The keys of the messages at which a claim looks first, and the ids of their jobs."""
         parameters = {"pairs": _documents(pairs), "tasks": tasks}
-        row = self._executor.execute(first_due(suspects=suspects), parameters).one_or_none()
-        return None if row is None else (ClaimCursor(*row[:4]), row[4])
+        rows = self._executor.execute(first_due(suspects=suspects), parameters)
+        return [(ClaimCursor(*row[:4]), row[4]) for row in rows]
 
     def upcoming(self, pairs: Iterable[ClaimCursor], *, tasks: str) -> Upcoming:
         """Whether a message is due, and in how many seconds the next one will be."""

@@ -4,7 +4,6 @@ Polls find every job; notifications are hints.  At each poll, a sleeping worker 
 is due, and claims only if one is: the question is one read, a claim and a sweep are two writes.
 """
 
-import logging
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -32,9 +31,8 @@ from pgqueue.worker.config import WorkerConfig
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.batches import BatchEnds
 from pgqueue.worker.loop import Loop
-from pgqueue.worker.outage import words_of
 from pgqueue.worker.reconnecting import ReconnectingConnection
-from pgqueue.worker.rows import is_refusal_of_row
+from pgqueue.worker.rows import RowGuard, is_refusal_of_row
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.slot import Slot
 
@@ -52,15 +50,15 @@ FALSE_ALARMS = 10
 """How many wake-ups in a row may find no job before the worker pauses after each further one.  A
 few are normal: other workers have claimed the job."""
 PAUSE = 0.02
-"""Seconds of this pause, and after a refused claim.  Any role that can connect can notify without
-limit, and must not make all workers claim as often."""
+"""Seconds of this pause.  Any role that can connect can notify without limit, and must not make all
+workers claim as often."""
 NEW_QUEUES_EVERY = 2.0
 """Seconds after which a busy worker that serves a pattern looks for queues with jobs; an idle one
 looks at each poll and notification."""
 NEW_QUEUES_SHARE = 50
 """These looks may take a fiftieth of the time: each steps over dead index entries."""
-MAX_NAMED = 100
-"""Jobs to name in the log whose claim is refused."""
+RETRIES = 10
+"""How many jobs whose claim was refused before are tried again in one claim."""
 UNTIL_SETTLED = 0.05
 """Seconds between two looks for the last job of a worker that ends when no job is left."""
 
@@ -125,8 +123,8 @@ class Claimer(Loop):
         self._false_alarms = 0
         self._armed_at: float | None = None
         """Since when enqueuers notify this worker; None while it is busy."""
-        self._refused: set[int] = set()
-        """The jobs whose claim was refused, as far as they were logged."""
+        self._refused = RowGuard()
+        """Of the jobs whose claim was refused."""
         self._slept_through = False
         """Whether the last sleep lasted until the next poll, without a sign of a job."""
 
@@ -249,35 +247,52 @@ class Claimer(Loop):
         """Claim up to ``most`` jobs; returns the claim, and its pairs and limit.
 
         If the database refuses a job, by a trigger or a constraint of the application, claims the
-        jobs before it.  When it is the first, passes over it; the next sweep tries it again.
+        jobs before it.  When it is the first, passes over it: the job rests, and later claims pass
+        over it untried.  Few jobs are tried again in one call, so that a thousand refused jobs hold
+        up the jobs behind them once.
         """
-        cursors, paused, limit = self._cursors, self._runtime.identity.closed, most
+        cursors, paused, guard = self._cursors, self._runtime.identity.closed, self._refused
+        limit, retries = most, RETRIES
         while True:
-            pairs = cursors.pairs(paused=paused)
+            began, pairs = time.monotonic(), cursors.pairs(paused=paused)
             try:
                 claim = attempts.claim(
                     pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects
                 )
+                for row in claim.rows:
+                    guard.succeeded(row.job_id)
                 return claim, pairs, limit
             except DBAPIError as error:
                 if not is_refusal_of_row(error) or self.stopping.is_set():
                     raise
+                due = attempts.first_due(pairs, tasks=tasks, suspects=suspects)
+                if not due:
+                    raise
+                if self._pass_over_resting(due, all_failed=not retries):
+                    continue
                 if limit > 1:
                     limit //= 2
                     continue
-                first = attempts.first_due(pairs, tasks=tasks, suspects=suspects)
-                if first is None:
-                    raise
-                message, job_id = first
+                message, job_id = due[0]
                 cursors.pass_over(message)
-                is_news = job_id not in self._refused and len(self._refused) < MAX_NAMED
-                if is_news:
-                    self._refused.add(job_id)
-                level = logging.ERROR if is_news else logging.DEBUG
-                words = "job %d: the database refuses its claim, and is asked again: %s"
-                logger.log(level, words, job_id, words_of(error))
-            limit = most
-            self.stopping.wait(PAUSE)  # a trigger may refuse every job
+                retries -= guard.has_failed(job_id)
+                guard.failed(job_id, f"job {job_id}: its claim is refused and tried again", error)
+            # A trigger may refuse every job: the claims take half of the time.
+            self.stopping.wait(time.monotonic() - began)
+
+    def _pass_over_resting(
+        self, due: Sequence[tuple[ClaimCursor, int]], *, all_failed: bool
+    ) -> bool:
+        """Pass over the first messages, as far as the claims of their jobs were refused lately.
+
+        ``all_failed``: at any time.  Returns whether there was one.
+        """
+        is_left_out = self._refused.has_failed if all_failed else self._refused.rests
+        for count, (message, job_id) in enumerate(due):
+            if not is_left_out(job_id):
+                return count > 0
+            self._cursors.pass_over(message)
+        return True
 
     def _learn_ages(self, attempts: Attempts) -> None:
         """Read from time to time how old the first jobs are, if jobs age."""

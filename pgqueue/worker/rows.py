@@ -19,6 +19,11 @@ FIRST_REST = 0.5
 LONGEST_REST = 5.0
 """Seconds for which a row that has failed is left alone; the first, doubled with each failure."""
 
+MOST_NAMED = 100
+"""Rows that the log names, of those that fail."""
+FORGET_AFTER = 3600.0
+"""Seconds after a failure when the row counts as one that has never failed."""
+
 RESOURCES = "53"
 """The first characters of the SQLSTATEs for a full disk or memory."""
 
@@ -51,6 +56,10 @@ class RowGuard:
         failure = self._failures.get(key)
         return failure is not None and time.monotonic() < failure.again_at
 
+    def has_failed(self, key: Hashable) -> bool:
+        """Whether a row failed when it was tried last."""
+        return key in self._failures
+
     @contextmanager
     def row(self, key: Hashable, words: str) -> Iterator[None]:
         """Process one row; ``words`` say what cannot be done with it, for the log."""
@@ -71,6 +80,7 @@ class RowGuard:
         message = f"{words}: {type(error).__name__}: {cause}"
         before = self._failures.get(key)
         is_news = before is None or before.message != message
+        is_news = is_news and len(self._failures) < MOST_NAMED
         logger.log(logging.ERROR if is_news else logging.DEBUG, "%s", message)
         self._note(key, message)
 
@@ -79,9 +89,11 @@ class RowGuard:
         self._failures.pop(key, None)
 
     def _note(self, key: Hashable, message: str) -> None:
-        before = self._failures.get(key)
+        before, now = self._failures.pop(key, None), time.monotonic()
         rest = FIRST_REST if before is None else min(2 * before.rest, LONGEST_REST)
-        self._failures[key] = Failure(message, time.monotonic() + rest, rest)
+        self._failures[key] = Failure(message, now + rest, rest)  # last: the first is the oldest
+        while self._failures[oldest := next(iter(self._failures))].again_at < now - FORGET_AFTER:
+            del self._failures[oldest]  # another worker may have processed it
 
 
 def may_be_of_row(error: BaseException) -> bool:

@@ -30,6 +30,7 @@ from pgqueue.repository.workers import Workers
 from pgqueue.worker import unknown_commits
 from pgqueue.worker.config import checked_config
 from pgqueue.worker.pool_transaction import PoolTransaction
+from pgqueue.worker.rows import MOST_NAMED
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.settler import Settler
 
@@ -163,6 +164,32 @@ def test_a_job_whose_claim_a_trigger_refuses_holds_up_no_other(
 
     assert (beside, after) == ({"succeeded": 7}, {"succeeded": 2})
     assert [line.partition(":")[0] for line in told] == [f"job {id}" for id in bad]
+
+
+def test_many_jobs_whose_claims_are_refused_hold_up_the_others_once(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each refused claim takes a number, which no rollback gives back."""
+    queue = PgQueue(engine)
+
+    @queue.task
+    def quick(number: int) -> None: ...
+
+    with queue.session() as session:
+        bad = quick.enqueue_many(session, [(number,) for number in range(120)])
+        quick.enqueue(session, 120)
+        session.commit()
+    counting = REFUSED_CLAIM.replace("THEN", "THEN PERFORM nextval('public.refusals');")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SEQUENCE public.refusals"))
+        connection.execute(text(counting.format(jobs=tuple(bad))))
+
+    assert Worker(queue, concurrency=8).run_until_empty(timeout=60) == {"succeeded": 1}
+
+    with engine.connect() as connection:
+        refusals = connection.scalar(text("SELECT last_value FROM public.refusals"))
+    assert len(bad) <= refusals < 2 * len(bad)
+    assert len([each for each in caplog.records if each.levelname == "ERROR"]) == MOST_NAMED
 
 
 def ended(engine: Engine) -> list[int]:
