@@ -4,13 +4,18 @@ Needs the extra ``json``.
 """
 
 import copy
+import json
 import logging
+from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
 
 
 class JsonLines(JsonFormatter):
-    """Writes a record as one line: time, level, logger, message, and what is in ``extra``."""
+    """Writes a record as one line: time, level, logger, message, and what is in ``extra``.
+
+    A number that JSON has not, such as NaN, is null.
+    """
 
     def __init__(self) -> None:
         names = {"levelname": "level", "name": "logger", "exc_info": "exception"}
@@ -21,3 +26,9 @@ class JsonLines(JsonFormatter):
             record = copy.copy(record)
             record.exc_info = None
         return super().format(record)
+
+    def jsonify_log_record(self, log_data: dict[str, Any]) -> str:
+        line = super().jsonify_log_record(log_data)
+        if "NaN" in line or "Infinity" in line:  # which no JSON has
+            line = json.dumps(json.loads(line, parse_constant=lambda _: None))
+        return line

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from pgqueue import redaction
 from pgqueue.cli.app_loader import CliState
@@ -195,8 +196,8 @@ def worker(
     lines.setFormatter(log_format)
     logging.basicConfig(level=logging.INFO, handlers=[lines])  # not if the application has done it
     if given.replaced_handler is not None:
-        logger, handler = given.replaced_handler
-        logger.removeHandler(handler)  # or each line of the application is written twice
+        of_app, handler = given.replaced_handler
+        of_app.removeHandler(handler)  # or each line of the application is written twice
     if given.is_verbose:
         logging.getLogger("pgqueue").setLevel(logging.DEBUG)
     # A wrong command line is refused before the application is loaded, and before workers start.
@@ -210,8 +211,15 @@ def worker(
         end_with_parent()
     elif processes > 1:
         sys.exit(ProcessGroup(processes, until_empty=until_empty).run())
+    queue = given.application()
+    source = click.get_current_context().get_parameter_source("log_format")
+    if source is ParameterSource.COMMANDLINE and lines not in logging.getLogger().handlers:
+        logger.warning(
+            "--log-format has no effect, because the application has root handlers of its own: "
+            "give them a formatter, such as pythonjsonlogger.json.JsonFormatter"
+        )
     work(
-        given.application(),
+        queue,
         queues=queues,
         until_empty=until_empty,
         metrics_port=metrics_port,

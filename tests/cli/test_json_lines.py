@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ def test_a_line_has_the_fields_of_its_record() -> None:
         "message": "job 7",
         **fields,
     }
+
+
+def test_a_number_that_json_has_not_is_null() -> None:
+    fields = {"rate": math.nan, "meta": {"range": [-math.inf, math.inf], "word": "NaN"}}
+
+    line = of_logger(lambda logger: logger.warning("measured", extra=fields))
+
+    assert (line["rate"], line["meta"]) == (None, {"range": [None, None], "word": "NaN"})
 
 
 def test_an_exception_is_written_as_masked_text() -> None:
@@ -92,6 +101,7 @@ class TestCommand:
         lines = ended.stderr.splitlines()
         assert any(line.startswith("OURS job ") for line in lines)
         assert not any(line.startswith("{") and "job_id" in line for line in lines)
+        assert any(line.startswith("OURS --log-format has no effect") for line in lines)
 
     def test_without_the_extra_the_command_says_what_to_install(
         self, shop: Path, database_url: str
