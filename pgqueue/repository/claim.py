@@ -163,11 +163,12 @@ def _due_in_order(
     pair: sa.TableValuedAlias, *columns: sa.ColumnElement[Any], suspects: bool = True
 ) -> sa.Select[*tuple[Any, ...]]:
     """The due messages of a pair after its cursor, in the order of claims."""
+    place = sa.tuple_(message_queue.c.run_at, message_queue.c.id)
     return (
         sa.select(*columns)
         .where(
             _of_pair(pair),
-            _is_after_cursor(pair),
+            place > sa.tuple_(pair.c.run_at, pair.c.message_id),
             message_queue.c.run_at <= pg.statement_timestamp(),
             sa.true() if suspects else message_queue.c.crashes == 0,
         )
@@ -193,11 +194,6 @@ def _of_pair(pair: sa.TableValuedAlias) -> sa.ColumnElement[bool]:
         message_queue.c.priority == pair.c.priority,
         message_queue.c.task == sa.any_(known_tasks),
     )
-
-
-def _is_after_cursor(pair: sa.TableValuedAlias) -> sa.ColumnElement[bool]:
-    place = sa.tuple_(message_queue.c.run_at, message_queue.c.id)
-    return place > sa.tuple_(pair.c.run_at, pair.c.message_id)
 
 
 def _taken_messages(due: sa.CTE, *, ahead: bool, suspects: bool) -> sa.CTE:
