@@ -259,8 +259,9 @@ class Claimer(Loop):
                 claim = attempts.claim(
                     pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects
                 )
-                for row in claim.rows:
-                    guard.succeeded(row.job_id)
+                if guard.have_failed:
+                    for row in claim.rows:
+                        guard.succeeded(row.job_id)
                 return claim, pairs, limit
             except DBAPIError as error:
                 if not is_refusal_of_row(error) or self.stopping.is_set():

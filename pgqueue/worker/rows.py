@@ -56,6 +56,11 @@ class RowGuard:
         failure = self._failures.get(key)
         return failure is not None and time.monotonic() < failure.again_at
 
+    @property
+    def have_failed(self) -> bool:
+        """Whether any row has failed and was not processed since."""
+        return bool(self._failures)
+
     def has_failed(self, key: Hashable) -> bool:
         """Whether a row failed when it was tried last."""
         return key in self._failures
