@@ -94,7 +94,7 @@ STATES: dict[Callable[[PgQueue], None], list[str]] = {
     succeeded: ["succeeded", '{"sent": 7}', "vip", "attempt 1: succeeded", "Copy as new"],
     retried: ["pending", "is retried at", "no money on ***", "attempt 1 failed", "Run now"],
     cancelled: ["cancelled", "by its handler", "not wanted", "Requeue"],
-    blocked: ["blocked", "no live worker serves queue default", "Limit bank, not declared"],
+    blocked: ["blocked", "no live worker serves queue default", "Limit bank", "not declared"],
 }
 
 
