@@ -112,6 +112,7 @@ def test_a_limit_shows_the_jobs_that_hold_its_places(holding: PgQueue) -> None:
 
 def test_the_capacity_of_a_limit_is_changed_and_logged(holding: PgQueue, engine: Engine) -> None:
     visitor = Visitor(holding)
+    form = visitor.text("/queues?limit=accounts")
 
     changed = visitor.post("/queues/limit", {"limit": "accounts", "capacity": "5"})
     visitor.post("/queues/pause-key", {"limit": "accounts", "key": "7"})
@@ -119,6 +120,7 @@ def test_the_capacity_of_a_limit_is_changed_and_logged(holding: PgQueue, engine:
     visitor.post("/queues/resume-key", {"limit": "accounts", "key": "[7]"})
     visitor.post("/queues/limit", {"limit": "accounts", "capacity": ""})
 
+    assert "Empty: as in the code, 2 at once." in form
     assert changed.status_code == 303
     assert "accounts 5 at once for each key; in the code 2 at once" in words
     assert "accounts [7] paused; in the code" in words

@@ -21,7 +21,7 @@ from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes
 LATELY = HOUR
 """How new the last error of a group is that needs somebody."""
 MOST_GROUPS = 5
-MOST_TASKS = 10
+MOST_TASKS = MOST_QUEUES = 10
 
 PAGE_OF = {
     "workers": ("workers", "Workers"),
@@ -161,7 +161,7 @@ def overview(asked: Asked) -> Page:
         title="Overview",
         shell="pgqueue doctor",
         needs=asked.part("what needs somebody", partial(needs, asked, rows)),
-        rows=rows,
+        rows=None if rows is None else rows.busiest(MOST_QUEUES),
         oldest=_oldest(rows),
         figures=figures,
         tasks=None if tasks is None else _busiest(tasks),

@@ -1,7 +1,7 @@
 """The queues and the limits: how much waits, what goes in and out, and who holds the places."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -18,6 +18,7 @@ from pgqueue.repository.workers import WorkerState
 from pgqueue.rules.limits import has_own_capacity, name_of, rate_in_words
 from pgqueue.rules.served_queues import is_pattern, serves
 
+MOST_QUEUES = 500
 MOST_HOLDERS = 5
 NONE = QueueCount(0, 0, 0, 0, None)
 
@@ -51,6 +52,11 @@ class QueueRows:
 
     queues: Sequence[QueueRow]
     counted: LastCount | None
+
+    def busiest(self, most: int) -> "QueueRows":
+        """Those with the largest backlogs, in the order of their names."""
+        first = sorted(self.queues, key=lambda row: (-row.count.backlog, row.name))[:most]
+        return QueueRows(sorted(first, key=lambda row: row.name), self.counted)
 
 
 def read_queues(asked: Asked, session: Session) -> QueueRows:
@@ -147,7 +153,16 @@ def queues(asked: Asked) -> Page:
         rows = asked.part("the queues", partial(read_queues, asked))
     if not asked.access.is_limited:
         limits = asked.part("the limits", partial(_read_limits, asked))
-    return Page("queues.html", title="Queues", rows=rows, limits=limits, shell="pgqueue status")
+    name = asked.text("limit")
+    return Page(
+        "queues.html",
+        title="Queues",
+        shell="pgqueue status",
+        rows=None if rows is None else rows.busiest(MOST_QUEUES),
+        left=0 if rows is None else max(len(rows.queues) - MOST_QUEUES, 0),
+        limits=limits,
+        chosen=next((row for row in limits or () if row.state.name == name), None),
+    )
 
 
 def pause_queue(asked: Asked) -> Done:
@@ -173,26 +188,25 @@ def _queue(asked: Asked) -> str:
 def set_limit(asked: Asked) -> Done:
     """Set the capacity of a limit or of one of its keys; empty: that of the code."""
     name, key = _limit(asked)
-    before = _capacity(asked, name, key)
-    capacity = asked.posted_whole("capacity")
-    given = {} if key is None else {"key": key}
-    written = asked.queue.set_limit(asked.session, name, capacity, **given)
-    after = _capacity(asked, name, key)
-    asked.log("set_limit", {"limit": written}, before=before, after=after)
-    return Done(f"{written}: {after['capacity']}", to=asked.back())
+    capacity, before = asked.posted_whole("capacity"), _capacities(asked)
+    written = asked.queue.set_limit(asked.session, name, capacity, key=key)
+    after = _capacities(asked)
+    was, is_now = (known.get(written, known.get(name)) for known in (before, after))
+    asked.log("set_limit", {"limit": written}, before={"capacity": was}, after={"capacity": is_now})
+    return Done(f"the capacity of {written} is {is_now}", to=asked.back())
 
 
 def pause_key(asked: Asked) -> Done:
     name, key = _limit(asked, needs_key=True)
     written = asked.queue.pause_key(asked.session, name, key)
-    asked.log("pause_key", {"limit": written})
+    asked.log("pause_key", {"key": written})
     return Done(f"paused {written}: no more of its jobs are admitted", to=asked.back())
 
 
 def resume_key(asked: Asked) -> Done:
     name, key = _limit(asked, needs_key=True)
     written = asked.queue.resume_key(asked.session, name, key)
-    asked.log("resume_key", {"limit": written})
+    asked.log("resume_key", {"key": written})
     return Done(f"resumed {written}", to=asked.back())
 
 
@@ -210,11 +224,9 @@ def _limit(asked: Asked, *, needs_key: bool = False) -> tuple[str, Any]:
     return name, (None,) if key and value is None else value
 
 
-def _capacity(asked: Asked, name: str, key: Any) -> Mapping[str, Any]:
-    """The capacity in force, for the log."""
-    limits = asked.queue.limits(asked.session)
-    found = {one.name: one for one in limits}.get(name)
-    return {"capacity": None if found is None else found.capacity}
+def _capacities(asked: Asked) -> dict[str, int]:
+    """The capacities in force, by limit and key."""
+    return {one.name: one.capacity for one in asked.queue.limits(asked.session)}
 
 
 ROUTES = [
@@ -222,6 +234,6 @@ ROUTES = [
     Route("/queues/pause", pause_queue, method="POST", right="pause"),
     Route("/queues/resume", resume_queue, method="POST", right="pause"),
     Route("/queues/limit", set_limit, method="POST", right="limits"),
-    Route("/queues/pause-key", pause_key, method="POST", right="limits"),
-    Route("/queues/resume-key", resume_key, method="POST", right="limits"),
+    Route("/queues/pause-key", pause_key, method="POST", right="pause"),
+    Route("/queues/resume-key", resume_key, method="POST", right="pause"),
 ]
