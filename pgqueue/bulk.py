@@ -10,10 +10,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 from sqlalchemy.orm import Session
 
+from pgqueue.arguments import Payload
 from pgqueue.database.callers import in_transaction, may_notify
 from pgqueue.errors import (
     ArgumentsError,
@@ -41,6 +42,9 @@ READ_AHEAD = 2000
 MOST_COUNTED = 10_000
 """Jobs that a preview counts."""
 SAMPLES = 10
+
+FILTERS = Payload(JobFilter, task_name="filter", injected=0, hints=get_type_hints(JobFilter))
+"""Filters as JSON data, which is checked as the arguments of jobs are."""
 
 NOT_FOUND = "not_found"
 KEY_TAKEN = "key_taken"
@@ -118,6 +122,11 @@ def act_of(queue: Operations, action: str) -> Act:
     raise OptionError(f"the log does not say how to go on with {action}: run its command again")
 
 
+def is_resumable(action: Action) -> bool:
+    """Whether the log says all that is needed to go on with an action."""
+    return action.action in KINDS and action.action != "change" and "args" not in action.options
+
+
 def requeue(
     queue: Operations,
     session: Session,
@@ -189,7 +198,7 @@ def of_filter(
         at=now,
         actor=actor,
         action=action,
-        target={"filter": _document(which)},
+        target={"filter": document_of(which)},
         options={**(options or {}), **_spread(spread, of)},
         reason=reason,
         last_id=last_id,
@@ -294,10 +303,23 @@ def ids_left(session: Session, action: Action, limit: int) -> list[int]:
 
 def filter_of(action: Action) -> JobFilter:
     """The jobs of an action on all that match, without those that came later."""
-    words = {name: _read(value) for name, value in action.target["filter"].items()}
-    words["statuses"] = frozenset(map(JobStatus, words["statuses"]))
-    which = JobFilter(**words)
+    which = filter_from(action.target["filter"])
     return replace(which, before=_lower(which.before, (action.last_id or 0) + 1))
+
+
+def document_of(which: JobFilter) -> dict[str, Any]:
+    """The conditions of a filter as JSON data."""
+    values = {field.name: getattr(which, field.name) for field in fields(which)}
+    given = [field.name for field in fields(which) if values[field.name] != field.default]
+    return FILTERS.encode({name: values[name] for name in given})
+
+
+def filter_from(document: Any) -> JobFilter:
+    """The filter with these conditions.  Raises OptionError if they are none."""
+    try:
+        return JobFilter(**FILTERS.decode(document))
+    except PayloadError as error:
+        raise OptionError(f"this is no filter of jobs: {error}") from error
 
 
 def _end_waiting(
@@ -366,36 +388,3 @@ def _time(action: Action, number: int) -> datetime | None:
 
 def _lower(first: int | None, second: int) -> int:
     return second if first is None else min(first, second)
-
-
-def _document(which: JobFilter) -> dict[str, Any]:
-    """The conditions of a filter as JSON data."""
-    values = {field.name: getattr(which, field.name) for field in fields(which)}
-    given = [field.name for field in fields(which) if values[field.name] != field.default]
-    return {name: _written(values[name]) for name in given}
-
-
-def _written(value: Any) -> Any:
-    match value:
-        case frozenset():
-            return sorted(value)
-        case timedelta():
-            return {"seconds": value.total_seconds()}
-        case datetime():
-            return {"time": value.isoformat()}
-        case tuple():
-            return {"args": dict(value)}
-    return value
-
-
-def _read(value: Any) -> Any:
-    match value:
-        case list():
-            return frozenset(value)
-        case {"seconds": seconds}:
-            return timedelta(seconds=seconds)
-        case {"time": time}:
-            return datetime.fromisoformat(time)
-        case {"args": args}:
-            return tuple(args.items())
-    return value

@@ -20,7 +20,6 @@ from pgqueue.cli.options import (
     Decorator,
     as_job_id,
     as_span,
-    fingerprint_in_words,
     hint_at_names,
     on_database,
     on_database_with_json,
@@ -33,7 +32,7 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus, PausedTask, QueueSettings
 from pgqueue.redaction import redacted, redacted_data
 from pgqueue.repository.admit import LimitState
-from pgqueue.repository.error_groups import ErrorGroups
+from pgqueue.repository.error_groups import ErrorGroups, in_hex
 from pgqueue.repository.health import LONGEST_SILENCE, Health
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.operator_actions import Action, OperatorActions
@@ -131,16 +130,12 @@ def _rate(per_minute: float | None) -> str:
 
 def _target(action: Action) -> str:
     """What an action was done to, in words."""
-    words = dict(action.target)
-    if "filter" in words:
-        words = words.pop("filter")
-    return redacted(" ".join(f"{name}={_in_words(value)}" for name, value in words.items()))
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return f"{value['seconds']:g}s" if isinstance(value, dict) else str(value)
+    words = action.target.get("filter", action.target)
+    values = {
+        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in words.items()
+    }
+    return redacted(" ".join(f"{name}={value}" for name, value in values.items()))
 
 
 def _count(status: JobStatus, queue: Mapping[str, Any]) -> str | int:
@@ -345,11 +340,11 @@ FAILURES = View(
         "last": lambda one: local(one.last_at),
         "version": lambda one: one.first_version or "-",
         "job": lambda one: str(one.job_id),
-        "--error": lambda one: fingerprint_in_words(one.fingerprint),
+        "--error": lambda one: in_hex(one.fingerprint),
     },
     otherwise="No errors.",
     document=lambda _queue, one: redacted_data(
-        as_data(one) | {"fingerprint": fingerprint_in_words(one.fingerprint)}
+        as_data(one) | {"fingerprint": in_hex(one.fingerprint)}
     ),
 )
 

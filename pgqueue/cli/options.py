@@ -107,10 +107,6 @@ def as_fingerprint(value: str) -> int:
     return int.from_bytes(bytes.fromhex(value), "big", signed=True)
 
 
-def fingerprint_in_words(fingerprint: int) -> str:
-    return fingerprint.to_bytes(8, "big", signed=True).hex()
-
-
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 

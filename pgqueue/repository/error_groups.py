@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import (
     FAILED,
+    clock,
     count_rows,
     dead_letters,
     deploys,
@@ -139,6 +140,20 @@ def muted() -> sa.Executable:
 
 
 @cache
+def mute_group() -> sa.Executable:
+    span = sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double)
+    return (
+        sa.update(error_groups)
+        .where(
+            error_groups.c.fingerprint == sa.bindparam("of_fingerprint", type_=sa.BigInteger),
+            error_groups.c.task == text_parameter("of_task"),
+        )
+        .values(muted_until=clock() + seconds(span))
+        .returning(error_groups.c.task)
+    )
+
+
+@cache
 def prune_groups() -> sa.Executable:
     """Delete the groups whose time is over, and those beyond the number that is kept."""
     kept: sa.ColumnElement[Any] = sa.literal_column(f"interval '{KEPT.days} days'")
@@ -161,6 +176,11 @@ def prune_groups() -> sa.Executable:
     return sa.delete(error_groups).where(
         error_groups.c.fingerprint == old.c.fingerprint, error_groups.c.task == old.c.task
     )
+
+
+def in_hex(fingerprint: int) -> str:
+    """A fingerprint as people see it."""
+    return fingerprint.to_bytes(8, "big", signed=True).hex()
 
 
 class Failures(NamedTuple):
@@ -231,6 +251,12 @@ class ErrorGroups:
     def muted(self) -> set[tuple[int, str]]:
         """Fingerprint and task of the groups that are muted now."""
         return {(row[0], row[1]) for row in self._executor.execute(muted())}
+
+    def mute(self, fingerprint: int, task: str, span: timedelta) -> bool:
+        """Do not name a group among what needs someone, for this time from now on; whether there
+        is such a group."""
+        names = {"of_fingerprint": fingerprint, "of_task": task, "seconds": span.total_seconds()}
+        return self._executor.execute(mute_group(), names).first() is not None
 
     def prune(self) -> None:
         self._executor.execute(prune_groups())

@@ -29,6 +29,7 @@ from pgqueue import Cancel, Change, Limit, PgQueue, Retry, Snooze, Worker, bulk
 from pgqueue.errors import OptionError
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.error_groups import ErrorGroups
+from pgqueue.repository.failures import FailedGroups
 from pgqueue.repository.listing import JobFilter, Listing
 from pgqueue.repository.operator_actions import OperatorActions
 from pgqueue.repository.tables import array_of
@@ -278,6 +279,8 @@ class TestDashboard:
         with queue.session() as session:
             TaskMinutes(session).since(HOUR)
             ErrorGroups(session).newest(limit=1)
+            FailedGroups(session).newest(JobFilter(tag="a"), limit=1, is_limited=True)
+            ErrorGroups(session).mute(1, "a", HOUR)
         self.act_on_many(place, queue)
         self.change_limits(place, queue)
         place.run("dashboard", "SELECT * FROM pgqueue.invariant_violations")

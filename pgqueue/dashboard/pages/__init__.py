@@ -2,8 +2,20 @@
 
 from itertools import chain
 
-from pgqueue.dashboard.pages import job, job_forms, live, overview, queues, tasks, workers, you
+from pgqueue.dashboard.pages import (
+    actions,
+    failures,
+    job,
+    job_forms,
+    live,
+    log,
+    overview,
+    queues,
+    tasks,
+    workers,
+    you,
+)
 
-PAGES = (overview, job, job_forms, live, queues, tasks, workers, you)
+PAGES = (overview, failures, actions, job, job_forms, live, log, queues, tasks, workers, you)
 
 ROUTES = tuple(chain.from_iterable(page.ROUTES for page in PAGES))

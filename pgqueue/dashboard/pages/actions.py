@@ -1,0 +1,186 @@
+"""Actions on jobs: on those that are selected, and on all that match a filter.
+
+An action on all that match is previewed first.  Then each request works for two seconds, in
+transactions of a hundred jobs, and its page has a form that goes on: the browser sends it by
+itself, and without JavaScript a click does.  How far the action has come is in the log.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from pgqueue import bulk
+from pgqueue.bulk import Result
+from pgqueue.dashboard.routing import Answer, Asked, Done, Page, Refused, Route
+from pgqueue.errors import OptionError
+from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.operator_actions import Action, OperatorActions
+
+LONGEST_WORK = 2.0
+"""Seconds that a request works on an action."""
+LONGEST_FILTER = 1000
+"""Characters."""
+LONGEST_SPREAD = 7 * 24 * 60
+"""Minutes."""
+
+RIGHTS = {"requeue": "requeue", "run_now": "requeue", "cancel": "cancel", "kill": "cancel"}
+"""The right that each action needs."""
+DONE = {"requeue": "requeued", "run_now": "due now", "cancel": "cancelled", "kill": "cancelled"}
+
+
+def preview_action(asked: Asked) -> Page:
+    """What an action on all jobs that match would do."""
+    action = asked.one_of("action", RIGHTS, "requeue")
+    document = asked.text("which", longest=LONGEST_FILTER)
+    which = _filter(asked, document)
+    bulk.narrowed(which, action)
+    found = asked.part("the preview", lambda session: bulk.preview(session, action, which))
+    return Page(
+        "preview.html",
+        title=f"{_words(action).capitalize()} all that match",
+        action=action,
+        verb=_words(action),
+        endpoint=f"act_{RIGHTS[action]}",
+        is_allowed=asked.may(RIGHTS[action]),
+        which=document,
+        conditions=_conditions(document),
+        found=found,
+        most=bulk.MOST_COUNTED,
+    )
+
+
+def act_requeue(asked: Asked) -> Answer:
+    """Requeue jobs, or make them due now."""
+    return _act(asked, "requeue")
+
+
+def act_cancel(asked: Asked) -> Answer:
+    """Cancel jobs, perhaps killing their handlers."""
+    return _act(asked, "cancel")
+
+
+def _act(asked: Asked, right: str) -> Answer:
+    """Begin an action on all that match, go on with one, or do one to the selected jobs."""
+    if going := asked.posted_whole("go_on"):
+        return _work(asked, _interrupted(asked, going, right))
+    action = asked.posted("action")
+    if RIGHTS.get(action) != right:
+        raise Refused(f"action is {action!r}; give one of {', '.join(RIGHTS)}")
+    if document := asked.posted("which", longest=LONGEST_FILTER):
+        return _work(asked, _begin(asked, action, _filter(asked, document)))
+    ids = asked.ids()
+    if not ids:
+        raise Refused("no job is selected; nothing was changed")
+    return Done(in_words(action, change(asked, action, ids)), to=asked.back())
+
+
+def change(asked: Asked, action: str, ids: Sequence[int]) -> list[Result]:
+    """Do an action to some jobs, and log it, in the transaction of the request.
+
+    Raises Refused if no job was changed.
+    """
+    asked.check_jobs(ids)
+    session, log = asked.session, OperatorActions(asked.session)
+    new = bulk.of_ids(
+        session,
+        action,
+        ids,
+        actor=asked.access.user,
+        reason=asked.posted("reason"),
+        spread=_spread(asked),
+    )
+    begun = log.add(new)
+    act = bulk.act_of(asked.queue, action)
+    begun, results = bulk.step(session, begun, new.target["jobs"], act)
+    if not begun.jobs:
+        raise Refused(f"nothing was changed: {results[0]}", 409)
+    bulk.finish(session, begun)
+    return results
+
+
+def in_words(action: str, results: Sequence[Result]) -> str:
+    """How many jobs were changed, and why the first of the others was not."""
+    left = [result for result in results if not result.is_changed]
+    number = len(results) - len(left)
+    words = f"{number:,} job{'' if number == 1 else 's'} {DONE[action]}"
+    return f"{words}; {len(left):,} left as they are: {left[0]}" if left else words
+
+
+def _begin(asked: Asked, action: str, which: JobFilter) -> Action:
+    with asked.transaction() as session:
+        new = bulk.of_filter(
+            session,
+            action,
+            which,
+            actor=asked.access.user,
+            reason=asked.posted("reason"),
+            spread=_spread(asked) if action == "requeue" else None,
+        )
+        return OperatorActions(session).add(new)
+
+
+def _interrupted(asked: Asked, id: int, right: str) -> Action:
+    """An action of the log that is not finished.
+
+    Its filter has the scope of the user who began it, so one with a scope goes on only with actions
+    of the same name.
+    """
+    with asked.transaction(read_only=True) as session:
+        found = OperatorActions(session).one(id)
+    if found is None or (asked.access.is_limited and found.actor != asked.access.user):
+        raise Refused(f"there is no action {id}", 404)
+    if RIGHTS.get(found.action) != right:
+        raise Refused(f"action {id} is {found.action}, which needs another right", 403)
+    if not bulk.is_resumable(found):
+        raise Refused(f"the log does not say how to go on with action {id}", 409)
+    return found
+
+
+def _work(asked: Asked, action: Action) -> Answer:
+    """Do a part of an action, in several transactions."""
+    until = time.monotonic() + LONGEST_WORK
+    act = bulk.act_of(asked.queue, action.action)
+    for moved, _ in bulk.run(asked.transaction, action, act):
+        action = moved
+        if time.monotonic() >= until:
+            return Page(
+                "log_entry.html",
+                title=f"{_words(action.action).capitalize()} all that match",
+                action=action,
+                endpoint=f"act_{RIGHTS[action.action]}",
+                is_working=True,
+            )
+    words = f"{action.jobs:,} jobs {DONE[action.action]}"
+    if action.skipped:
+        words += f", {action.skipped:,} skipped"
+    return Done(words, to=asked.url("log_entry", action_id=action.id))
+
+
+def _filter(asked: Asked, document: str) -> JobFilter:
+    """The jobs of a filter that the user may see."""
+    try:
+        return asked.scope(bulk.filter_from(json.loads(document)))
+    except (ValueError, OptionError, RecursionError) as error:
+        raise Refused("the address or the form has no filter of jobs") from error
+
+
+def _conditions(document: str) -> dict[str, object]:
+    found = json.loads(document)
+    return found if isinstance(found, dict) else {}
+
+
+def _spread(asked: Asked) -> timedelta | None:
+    minutes = asked.posted_whole("spread", 0, 0, LONGEST_SPREAD)
+    return timedelta(minutes=minutes) if minutes else None
+
+
+def _words(action: str) -> str:
+    return action.replace("_", " ")
+
+
+ROUTES = [
+    Route("/actions/preview", preview_action),
+    Route("/actions/requeue", act_requeue, method="POST", right="requeue"),
+    Route("/actions/cancel", act_cancel, method="POST", right="cancel"),
+]

@@ -1,0 +1,169 @@
+"""Failed jobs by their error: try one, then requeue the others."""
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from pgqueue import bulk
+from pgqueue.dashboard.pages.actions import change
+from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.models import JobStatus
+from pgqueue.repository.error_groups import ErrorGroups, in_hex
+from pgqueue.repository.failures import MOST_COUNTED, FailedGroup, FailedGroups
+from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.pages import JobLine, Pages
+from pgqueue.repository.task_minutes import TaskMinutes
+from pgqueue.tasks.showing import masked, without_values
+
+SPANS: Mapping[str, timedelta | None] = {
+    "1h": timedelta(hours=1),
+    "24h": timedelta(hours=24),
+    "7d": timedelta(days=7),
+    "all": None,
+}
+DAY, HALF_HOUR = timedelta(hours=24), timedelta(minutes=30)
+MOST_GROUPS = 50
+ON_A_PAGE = 50
+LONGEST_MUTE = 7 * 24
+"""Hours."""
+FAILED = frozenset([JobStatus.FAILED])
+
+
+def failures(asked: Asked) -> Page:
+    """The errors, those of one kind together, the newest first."""
+    span = asked.one_of("span", SPANS, "24h")
+    which, is_limited = asked.scope(JobFilter()), asked.access.is_limited
+    groups = asked.part(
+        "the list of errors",
+        lambda session: FailedGroups(session).newest(
+            which, limit=MOST_GROUPS, since=SPANS[span], is_limited=is_limited
+        ),
+    )
+    return Page(
+        "failures.html",
+        title="Failures",
+        shell="pgqueue failures" + ("" if SPANS[span] is None else f" --since {span}"),
+        groups=groups,
+        span=span,
+        spans=SPANS,
+        most=MOST_COUNTED,
+        is_limited=is_limited,
+        which_of=_which_of,
+    )
+
+
+def failure(asked: Asked, fingerprint: int) -> Page:
+    """One kind of error: its newest traceback, its jobs, and the result of a job that was tried."""
+    group = _group(asked, fingerprint)
+    which = asked.scope(JobFilter(FAILED, task=group.task, error=fingerprint))
+    before = asked.whole("before")
+    page = asked.part(
+        "the list of jobs",
+        lambda session: Pages(session).page(which, limit=ON_A_PAGE, start=before),
+    )
+    is_limited = asked.access.is_limited
+    return Page(
+        "failure.html",
+        title=group.error_type,
+        shell=f"pgqueue requeue --status failed --error {in_hex(fingerprint)}",
+        group=group,
+        message=group.newest_error if is_limited else group.newest_error or group.message,
+        page=page,
+        most=MOST_COUNTED,
+        is_limited=is_limited,
+        which=_which_of(group),
+        tried=_tried(asked),
+        traceback=_traceback(asked, group),
+        chart=None
+        if is_limited
+        else asked.part("the chart", lambda session: _chart(session, group.task)),
+    )
+
+
+def try_failure(asked: Asked, fingerprint: int) -> Done:
+    """Requeue the newest job of a group, to see whether it succeeds now."""
+    task = asked.posted("task")
+    which = asked.scope(JobFilter(FAILED, task=task, error=fingerprint))
+    newest = Pages(asked.session).page(which, limit=1).jobs
+    if not newest:
+        raise Refused("no job is failed with this error; nothing was changed", 409)
+    job_id = newest[0].id
+    change(asked, "requeue", [job_id])
+    to = asked.url("failure", fingerprint=fingerprint, task=task, tried=job_id)
+    return Done(f"Job {job_id} is requeued, to try it", to=to)
+
+
+def mute_failure(asked: Asked, fingerprint: int) -> Done:
+    """Do not name a group among what needs someone, for some hours; 0: name it again."""
+    if asked.access.is_limited:
+        raise Refused("an error is muted for all jobs, and you see only some of them", 403)
+    task = asked.posted("task")
+    hours = asked.posted_whole("hours", 24, 0, LONGEST_MUTE) or 0
+    if not ErrorGroups(asked.session).mute(fingerprint, task, timedelta(hours=hours)):
+        raise Refused("there is no such error", 404)
+    target = {"error": in_hex(fingerprint), "task": task}
+    asked.log("mute_error", target, options={"hours": hours})
+    words = f"muted for {hours} hours" if hours else "not muted any more"
+    return Done(f"The error is {words}", to=asked.back())
+
+
+def _group(asked: Asked, fingerprint: int) -> FailedGroup:
+    found = FailedGroups(asked.session).one(
+        asked.scope(JobFilter()),
+        fingerprint,
+        asked.text("task"),
+        is_limited=asked.access.is_limited,
+    )
+    if found is None:
+        raise Refused("there is no such error: its jobs have ended otherwise, or are deleted", 404)
+    return found
+
+
+def _which_of(group: FailedGroup) -> str:
+    """The filter for the failed jobs of a group, for the address of an action."""
+    which = JobFilter(FAILED, task=group.task, error=group.fingerprint)
+    return json.dumps(bulk.document_of(which))
+
+
+def _tried(asked: Asked) -> JobLine | None:
+    """The job that was tried, as it is now."""
+    job_id = asked.whole("tried")
+    if job_id is None:
+        return None
+    which = asked.scope(JobFilter(after=job_id - 1, before=job_id + 1))
+    return next(iter(Pages(asked.session).page(which, limit=1).jobs), None)
+
+
+def _traceback(asked: Asked, group: FailedGroup) -> str | None:
+    """Of the newest failed job; None if there is none, or without the right to see it."""
+    job_id = group.newest_id
+    if job_id is None or not asked.may("view_results"):
+        return None
+    job = asked.part("the traceback", lambda session: Listing(session).job(job_id))
+    if job is None:
+        return None
+    task = asked.queue.tasks.get(job.columns["task"])
+    shown = masked(without_values(job) if task is None else job, task)
+    return shown.past_attempts[-1].traceback if shown.past_attempts else None
+
+
+def _chart(session: Session, task: str) -> dict[str, Any]:
+    """The failed attempts of a task in the last day, with the deploys."""
+    points = TaskMinutes(session).series(DAY, HALF_HOUR, task)
+    return {
+        "times": [point.at for point in points],
+        "series": [("failed", "failed", [point.failed + point.retried for point in points])],
+        "marks": [(one.first_at, one.version) for one in ErrorGroups(session).deploys(DAY)],
+    }
+
+
+_OF_GROUP = "/failures/<int(signed=True):fingerprint>"
+ROUTES = [
+    Route("/failures", failures),
+    Route(_OF_GROUP, failure),
+    Route(f"{_OF_GROUP}/try", try_failure, method="POST", right="requeue"),
+    Route(f"{_OF_GROUP}/mute", mute_failure, method="POST", right="requeue"),
+]

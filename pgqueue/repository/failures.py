@@ -1,0 +1,161 @@
+"""Failed jobs by their error, for a user who may see only some of the jobs."""
+
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.reading import moment
+from pgqueue.repository.tables import (
+    FAILED,
+    count_rows,
+    dead_letters,
+    error_groups,
+    jobs,
+    pg,
+)
+
+MOST_COUNTED = 1000
+"""Jobs of a group that are counted."""
+
+
+def failed_groups(
+    which: JobFilter,
+    *,
+    limit: int,
+    since: timedelta | None,
+    of: tuple[int, str] | None,
+    is_limited: bool,
+) -> sa.Executable:
+    """The groups with the newest errors, each with its failed jobs that match.
+
+    ``of``: only the group with this fingerprint and task.  ``is_limited``: only groups with such
+    jobs.
+    """
+    column, letter = error_groups.c, dead_letters.c
+    conditions: list[sa.ColumnElement[bool]] = []
+    if since is not None:
+        span = sa.cast(since, sa.Interval)
+        conditions.append(column.last_at > pg.statement_timestamp() - span)
+    if of is not None:
+        conditions += [
+            column.fingerprint == sa.cast(of[0], sa.BigInteger),
+            column.task == sa.cast(of[1], sa.Text),
+        ]
+    if is_limited:
+        found = _failed_with(error_groups, which).correlate(error_groups)
+        conditions.append(found.exists())
+    group = (
+        sa.select(error_groups)
+        .where(*conditions)
+        .order_by(column.last_at.desc(), column.fingerprint, column.task)
+        .limit(limit)
+        .subquery("failed")
+    )
+    # Counted by the index of the error: a group may have all of the failed jobs.
+    some = (
+        _failed_with(group, which)
+        .order_by(letter.job_id.desc())
+        .limit(MOST_COUNTED + 1)
+        .correlate(group)
+        .subquery("some")
+    )
+    counted = (
+        sa.select(count_rows().label("jobs"), pg.max(some.c.job_id).label("newest"))
+        .select_from(some)
+        .lateral("counted")
+    )
+    newest = (
+        sa.select(jobs.c.last_error, jobs.c.finished_at)
+        .where(jobs.c.id == counted.c.newest)
+        .lateral("newest")
+    )
+    return (
+        sa.select(
+            group.c.fingerprint,
+            group.c.task,
+            group.c.error_type,
+            group.c.place,
+            group.c.message,
+            group.c.attempts,
+            moment(group.c.first_at),
+            moment(group.c.last_at),
+            group.c.first_version,
+            moment(group.c.muted_until),
+            counted.c.jobs,
+            counted.c.newest,
+            newest.c.last_error,
+            moment(newest.c.finished_at),
+        )
+        .select_from(group.join(counted, sa.true()).outerjoin(newest, sa.true()))
+        .order_by(group.c.last_at.desc(), group.c.fingerprint, group.c.task)
+    )
+
+
+def _failed_with(group: sa.FromClause, which: JobFilter) -> sa.Select[Any]:
+    """The failed jobs of a group that match."""
+    letter = dead_letters.c
+    return sa.select(letter.job_id).where(
+        letter.fingerprint == group.c.fingerprint,
+        letter.task == group.c.task,
+        letter.outcome == FAILED,
+        *which.words(dead_letters, letter.job_id),
+    )
+
+
+class FailedGroup(NamedTuple):
+    """The failed jobs of a task with one kind of error."""
+
+    fingerprint: int
+    task: str
+    error_type: str
+    place: str
+    """The functions of the application through which the error was raised, the handler first."""
+    message: str
+    """Of the last such attempt of any job; secrets are masked."""
+    attempts: int
+    """How many attempts of any job have failed so since ``first_at``."""
+    first_at: datetime
+    last_at: datetime
+    first_version: str
+    muted_until: datetime | None
+    jobs: int
+    """How many of the jobs that match are failed now; more than MOST_COUNTED are not counted."""
+    newest_id: int | None
+    """The newest of these jobs."""
+    newest_error: str | None
+    newest_at: datetime | None
+
+
+class FailedGroups:
+    """The groups behind one Session or Connection."""
+
+    def __init__(self, executor: Session | sa.Connection) -> None:
+        self._executor = executor
+
+    def newest(
+        self,
+        which: JobFilter,
+        *,
+        limit: int,
+        since: timedelta | None = None,
+        is_limited: bool,
+    ) -> list[FailedGroup]:
+        """The groups with the newest errors; ``which``: the jobs that are counted and shown.
+
+        ``is_limited``: leave out groups without such jobs.
+        """
+        return self._found(which, limit=limit, since=since, of=None, is_limited=is_limited)
+
+    def one(
+        self, which: JobFilter, fingerprint: int, task: str, *, is_limited: bool
+    ) -> FailedGroup | None:
+        of = (fingerprint, task)
+        found = self._found(which, limit=1, since=None, of=of, is_limited=is_limited)
+        return found[0] if found else None
+
+    def _found(self, which: JobFilter, **words: Any) -> list[FailedGroup]:
+        rows = self._executor.execute(failed_groups(which, **words))
+        return [FailedGroup(*row) for row in rows]

@@ -1,0 +1,283 @@
+"""Actions on jobs from pages: on selected ones, and on all that match, in several requests."""
+
+import json
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+from broken_shop import Shop
+from sqlalchemy import Engine
+from visitor import Visitor, words_of
+
+from chaos.interleavings.logical_workers import execute
+from pgqueue import JobStatus, bulk
+from pgqueue.dashboard.pages import actions
+from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.operator_actions import Action, OperatorActions
+
+FAILED = json.dumps({"statuses": ["failed"]})
+ALL = {"action": "requeue", "which": FAILED}
+
+
+@pytest.fixture
+def shop(engine: Engine) -> Shop:
+    return Shop(engine)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request goes on for as long as it takes, unless a test says otherwise."""
+    monkeypatch.setattr(actions, "LONGEST_WORK", 600)
+
+
+def logged(shop: Shop) -> list[Action]:
+    with shop.queue.session() as session:
+        return OperatorActions(session).newest(limit=99)
+
+
+def refuse_rows(engine: Engine, event: str = "INSERT") -> None:
+    execute(
+        engine,
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'the log is closed'; END $$",
+    )
+    execute(
+        engine,
+        f"CREATE TRIGGER refuse BEFORE {event} ON pgqueue.operator_actions"
+        " FOR EACH ROW EXECUTE FUNCTION public.refuse()",
+    )
+
+
+class TestSelected:
+    def test_they_are_changed_and_logged(self, shop: Shop) -> None:
+        first, second, third = shop.fail(3)
+
+        fields = {"action": "requeue", "id": [third, first], "reason": "mended"}
+        response = Visitor(shop.queue).post("/actions/requeue", fields)
+
+        assert response.status_code == 303
+        assert shop.statuses()[second] is JobStatus.FAILED
+        assert [id for id, status in shop.statuses().items() if status is JobStatus.PENDING] == [
+            first,
+            third,
+        ]
+        [action] = logged(shop)
+        assert (action.actor, action.action, action.reason) == ("ann", "requeue", "mended")
+        assert (action.target, action.jobs) == ({"jobs": [first, third]}, 2)
+        assert action.finished_at is not None
+
+    def test_what_is_left_as_it_is_is_told_and_nothing_changed_is_not_logged(
+        self, shop: Shop
+    ) -> None:
+        [failed] = shop.fail()
+        [waiting] = shop.enqueue()
+        ann = Visitor(shop.queue)
+
+        both = ann.post("/actions/requeue", {"action": "requeue", "id": [failed, waiting]})
+        again = ann.post("/actions/requeue", {"action": "requeue", "id": [failed, waiting]})
+
+        told = words_of(ann.get(both.headers["Location"].replace("/?", "/you?")).text)
+        assert f"1 job requeued; 1 left as they are: {waiting}: unchanged, because" in told
+        assert again.status_code == 409
+        assert "its status is pending" in again.text
+        assert len(logged(shop)) == 1
+
+    @pytest.mark.parametrize(
+        ("right", "action"), [("requeue", "cancel"), ("cancel", "requeue"), ("requeue", "drop")]
+    )
+    def test_each_needs_its_own_right(self, shop: Shop, right: str, action: str) -> None:
+        [id] = shop.fail()
+        visitor = Visitor(shop.queue, rights={"view", right})
+
+        response = visitor.post(f"/actions/{right}", {"action": action, "id": id})
+
+        assert response.status_code == 400
+        assert shop.statuses() == {id: JobStatus.FAILED}
+
+    def test_a_job_that_the_user_may_not_see_is_not_found(self, shop: Shop) -> None:
+        [own], [other] = shop.fail(queue="mail"), shop.fail(queue="other")
+        visitor = Visitor(shop.queue, queues={"mail"})
+
+        response = visitor.post("/actions/requeue", {"action": "requeue", "id": [own, other]})
+
+        assert response.status_code == 404
+        assert set(shop.statuses().values()) == {JobStatus.FAILED}
+
+
+class TestAllThatMatch:
+    def test_a_preview_counts_them_and_says_what_will_be_skipped(self, shop: Shop) -> None:
+        ids = shop.fail(12)
+        execute(shop.engine, "UPDATE pgqueue.jobs SET unique_key = 'k' WHERE id = :id", id=ids[0])
+        shop.queue.tasks["send"].options(unique_key="k").delay("eve")
+        ann = Visitor(shop.queue)
+
+        page = ann.get("/actions/preview", query_string=ALL)
+
+        words = words_of(page.text)
+        assert "Requeue 12 jobs?" in words
+        assert "1 of them will be skipped: another unfinished job has their unique key" in words
+        assert page.text.count("<tr>") == 11, "the heading, and ten of them"
+        form = re.search(r'name="which" value="([^"]*)"', page.text)
+        assert form is not None
+        assert json.loads(unescape(form[1])) == {"statuses": ["failed"]}
+
+    def test_many_are_counted_up_to_a_number(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(bulk, "MOST_COUNTED", 2)
+        shop.fail(3)
+
+        assert "Requeue 2+ jobs?" in Visitor(shop.queue).text(f"/actions/preview?which={FAILED}")
+
+    def test_all_are_changed_and_the_log_says_so(self, shop: Shop) -> None:
+        shop.fail(150)
+        shop.enqueue()
+        ann = Visitor(shop.queue)
+
+        response = ann.post("/actions/requeue", {**ALL, "spread": "20", "reason": "mended"})
+
+        [action] = logged(shop)
+        assert (action.jobs, action.skipped) == (150, 0)
+        assert action.options == {"spread_s": 1200.0, "of": 150}
+        assert response.headers["Location"].startswith(f"/log/{action.id}?message=")
+        assert "150 jobs requeued" in ann.text(response.headers["Location"])
+
+    def test_a_request_works_for_a_time_and_its_form_goes_on(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(actions, "LONGEST_WORK", 0)
+        shop.fail(250)
+        ann = Visitor(shop.queue)
+
+        first = ann.post("/actions/requeue", ALL)
+        second = ann.post("/actions/requeue", going(first.text))
+        third = ann.post("/actions/requeue", going(second.text))
+        last = ann.post("/actions/requeue", going(third.text))
+
+        told = [words_of(page.text) for page in (first, second, third)]
+        assert ["100 jobs done" in told[0], "200 jobs done" in told[1]] == [True, True]
+        assert "250 jobs done" in told[2]
+        assert 'hx-trigger="load"' in first.text
+        assert last.status_code == 303
+        [action] = logged(shop)
+        assert (action.jobs, action.skipped) == (250, 0)
+        assert action.finished_at is not None
+
+    def test_another_user_goes_on_with_it_from_the_log(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(actions, "LONGEST_WORK", 0)
+        shop.fail(150)
+        Visitor(shop.queue).post("/actions/requeue", ALL)
+        monkeypatch.setattr(actions, "LONGEST_WORK", 600)
+        bob = Visitor(shop.queue, user="bob")
+
+        page = bob.get("/log?unfinished=yes")
+        shown = bob.get("/log/1")
+        response = bob.post("/actions/requeue", going(page.text))
+
+        assert "hx-trigger" not in shown.text, "to look at it does not go on with it"
+        assert response.status_code == 303
+        assert [action.jobs for action in logged(shop)] == [150]
+
+    def test_a_user_with_a_scope_changes_only_jobs_in_it(self, shop: Shop) -> None:
+        shop.fail(2, queue="mail")
+        [other] = shop.fail(queue="other")
+        visitor = Visitor(shop.queue, queues={"mail"})
+
+        shown = visitor.text(f"/actions/preview?which={FAILED}")
+        visitor.post("/actions/requeue", ALL)
+
+        assert "Requeue 2 jobs?" in shown
+        assert [action.jobs for action in logged(shop)] == [2]
+        assert shop.statuses()[other] is JobStatus.FAILED
+
+    def test_a_user_with_a_scope_does_not_go_on_with_an_action_of_another(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(actions, "LONGEST_WORK", 0)
+        shop.fail(150)
+        Visitor(shop.queue).post("/actions/requeue", ALL)
+        eve = Visitor(shop.queue, user="eve", queues={"default"})
+
+        response = eve.post("/actions/requeue", {"go_on": 1})
+
+        assert response.status_code == 404
+        assert [action.jobs for action in logged(shop)] == [100]
+
+    def test_to_go_on_needs_the_right_of_the_action(self, shop: Shop) -> None:
+        shop.fail()
+        with shop.queue.session() as session, session.begin():
+            new = bulk.of_filter(session, "cancel", JobFilter(), actor="ann")
+            OperatorActions(session).add(new)
+        visitor = Visitor(shop.queue, rights={"view", "requeue"})
+
+        assert visitor.post("/actions/requeue", {"go_on": 1}).status_code == 403
+
+    @pytest.mark.parametrize(
+        "document",
+        [
+            "",
+            "{",
+            "[]",
+            "7",
+            '{"task": 7}',
+            '{"colour": "red"}',
+            '{"statuses": ["lost"]}',
+            "[" * 999,
+        ],
+    )
+    def test_a_wrong_filter_is_refused(self, shop: Shop, document: str) -> None:
+        [id] = shop.fail()
+        ann = Visitor(shop.queue)
+
+        shown = ann.get("/actions/preview", query_string={"which": document})
+        done = ann.post("/actions/requeue", {"action": "requeue", "which": document})
+
+        assert (shown.status_code, done.status_code) == (400, 400)
+        assert shop.statuses() == {id: JobStatus.FAILED}
+
+
+@pytest.mark.parametrize("fields", [ALL, {"action": "requeue", "id": 1}])
+@pytest.mark.parametrize("event", ["INSERT", "UPDATE"])
+def test_nothing_is_changed_if_the_log_cannot_be_written(
+    shop: Shop, fields: dict[str, Any], event: str
+) -> None:
+    [id] = shop.fail()
+    refuse_rows(shop.engine, event)
+
+    response = Visitor(shop.queue).post("/actions/requeue", fields)
+
+    assert (response.status_code, "the log is closed" in response.text) == (503, True)
+    assert shop.statuses() == {id: JobStatus.FAILED}
+
+
+def test_waiting_jobs_are_cancelled_and_made_due(shop: Shop) -> None:
+    [first, second] = shop.enqueue(2)
+    ann = Visitor(shop.queue)
+    waiting = json.dumps({"task": "send"})
+
+    ann.post("/actions/cancel", {"action": "cancel", "id": first})
+    execute(shop.engine, "UPDATE pgqueue.message_queue SET run_at = run_at + interval '1 h'")
+    execute(
+        shop.engine,
+        "UPDATE pgqueue.jobs SET run_at = run_at + interval '1 h' WHERE id = :id",
+        id=second,
+    )
+    ann.post("/actions/requeue", {"action": "run_now", "which": waiting})
+    ann.post("/actions/cancel", {"action": "cancel", "which": waiting})
+
+    assert [(one.action, one.jobs) for one in logged(shop)] == [
+        ("cancel", 1),
+        ("run_now", 1),
+        ("cancel", 1),
+    ]
+    assert set(shop.statuses().values()) == {JobStatus.CANCELLED}
+
+
+def going(page: str) -> dict[str, str]:
+    """The field of the form that goes on."""
+    found = re.search(r'name="go_on" value="(\d+)"', page)
+    assert found is not None, words_of(page)
+    return {"go_on": found[1]}

@@ -1,0 +1,201 @@
+"""Failures by their error: what is shown, try one, mute; and what a user with a scope sees."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from broken_shop import Shop
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+from visitor import Visitor, words_of
+
+from chaos.interleavings.logical_workers import execute
+from pgqueue import ErrorGroup, JobStatus
+from pgqueue.dashboard import RIGHTS
+from pgqueue.repository.operator_actions import OperatorActions
+
+
+@pytest.fixture
+def shop(engine: Engine) -> Shop:
+    return Shop(engine)
+
+
+def page_of(shop: Shop, **more: object) -> str:
+    words = "".join(f"&{name}={value}" for name, value in more.items())
+    return f"/failures/{shop.fingerprint}?task=send{words}"
+
+
+def test_without_errors_the_page_says_so(shop: Shop) -> None:
+    assert "No errors in this time" in Visitor(shop.queue).text("/failures")
+
+
+def test_errors_of_one_kind_are_one_line(shop: Shop) -> None:
+    shop.fail(3)
+
+    words = Visitor(shop.queue).text("/failures?span=1h")
+
+    assert "ConnectionError : no mail server for ada send 3 " in words
+    assert "Try one Requeue…" in words
+
+
+def test_errors_older_than_the_span_are_left_out(shop: Shop) -> None:
+    shop.fail()
+    execute(shop.engine, "UPDATE pgqueue.error_groups SET last_at = last_at - interval '2 h'")
+
+    ann = Visitor(shop.queue)
+
+    assert "ConnectionError" not in ann.text("/failures?span=1h")
+    assert "ConnectionError" in ann.text("/failures?span=24h")
+    assert ann.get("/failures?span=2h").status_code == 400
+
+
+def test_a_group_has_its_message_traceback_and_jobs(shop: Shop) -> None:
+    ids = shop.fail(2)
+
+    page = Visitor(shop.queue).get(page_of(shop)).text
+
+    words = words_of(page)
+    assert "no mail server for ada" in words
+    assert "in send" in words, "a line of the traceback"
+    assert all(f'name="id" value="{id}"' in page for id in ids)
+    assert "pgqueue requeue --status failed --error" in words
+
+
+def test_a_traceback_needs_its_right(shop: Shop) -> None:
+    shop.fail()
+
+    words = Visitor(shop.queue, rights={"view"}).text(page_of(shop))
+
+    assert "It needs the right view_results" in words
+    assert "Traceback (most recent" not in words
+    assert "Try one" not in words
+
+
+def test_jobs_come_in_pages(shop: Shop) -> None:
+    ids = shop.fail(60)
+    ann = Visitor(shop.queue)
+
+    first = ann.get(page_of(shop)).text
+    second = ann.get(page_of(shop, before=ids[10])).text
+
+    assert (first.count('name="id"'), second.count('name="id"')) == (50, 10)
+    assert f"before={ids[10]}" in first
+
+
+def test_one_is_tried_and_its_result_is_shown_in_place(shop: Shop) -> None:
+    first, newest = shop.fail(2)
+    ann = Visitor(shop.queue)
+
+    fingerprint = shop.fingerprint
+    response = ann.post(f"/failures/{fingerprint}/try", {"task": "send"})
+    address = response.headers["Location"]
+    waits = ann.get(address).text
+    shop.work()
+    failed = ann.text(address)
+    ann.post(f"/failures/{fingerprint}/try", {"task": "send"})
+    shop.is_broken = False
+    shop.work()
+    done = ann.get(address).text
+
+    assert f"tried={newest}" in address
+    assert "It waits for a worker" in words_of(waits)
+    assert 'hx-trigger="every 2s"' in waits
+    assert "It failed again" in failed
+    assert "It succeeded" in words_of(done)
+    assert "Requeue the others" in words_of(done)
+    assert 'hx-trigger="every 2s"' not in done, "it has ended"
+    assert shop.statuses() == {first: JobStatus.FAILED, newest: JobStatus.SUCCEEDED}
+    with shop.queue.session() as session:
+        log = OperatorActions(session).newest(limit=9)
+    assert [(one.action, one.target) for one in log] == [("requeue", {"jobs": [newest]})] * 2
+
+
+def test_without_a_failed_job_none_is_tried(shop: Shop) -> None:
+    [id] = shop.fail()
+    fingerprint = shop.fingerprint
+    ann = Visitor(shop.queue)
+    ann.post("/actions/requeue", {"action": "requeue", "id": id})
+
+    response = ann.post(f"/failures/{fingerprint}/try", {"task": "send"})
+
+    assert response.status_code == 409
+
+
+def test_an_error_is_muted_for_a_day_and_unmuted(shop: Shop) -> None:
+    shop.fail()
+    ann = Visitor(shop.queue)
+    address = f"/failures/{shop.fingerprint}/mute"
+
+    ann.post(address, {"task": "send", "hours": 24})
+    muted = ann.text("/failures")
+    [until] = muted_until(shop)
+    ann.post(address, {"task": "send", "hours": 0})
+
+    assert "muted" in muted
+    assert until is not None
+    assert until - datetime.now(UTC) > timedelta(hours=23)
+    assert "muted" not in ann.text("/failures")
+    with shop.queue.session() as session:
+        [_, first] = OperatorActions(session).newest(limit=9)
+    assert (first.action, first.options, first.target["task"]) == (
+        "mute_error",
+        {"hours": 24},
+        "send",
+    )
+    assert ann.post(address, {"task": "other"}).status_code == 404
+
+
+def muted_until(shop: Shop) -> list[datetime | None]:
+    with Session(shop.engine) as session:
+        return list(session.scalars(select(ErrorGroup.muted_until)))
+
+
+class TestScope:
+    def test_a_user_sees_the_jobs_of_the_own_queue_only(self, shop: Shop) -> None:
+        shop.fail(2, to="own-marker", queue="mail")
+        [other] = shop.fail(to="foreign-marker", queue="other")
+        visitor = Visitor(shop.queue, RIGHTS, queues={"mail"})
+
+        pages = [
+            visitor.get(address).text
+            for address in ("/failures", page_of(shop), page_of(shop, tried=other))
+        ]
+
+        assert all("own-marker" in page for page in pages)
+        assert not [page for page in pages if "foreign-marker" in page]
+        assert "send 2 " in words_of(pages[0])
+        assert "Try one: job" not in words_of(pages[2])
+
+    def test_a_user_sees_the_jobs_with_the_own_tag_only(self, shop: Shop) -> None:
+        shop.fail(to="own-marker")
+        shop.fail(to="foreign-marker")
+        visitor = Visitor(shop.queue, RIGHTS, tags={"for-own-marker"})
+
+        pages = [visitor.get(address).text for address in ("/failures", page_of(shop))]
+
+        assert all("own-marker" in page for page in pages)
+        assert not [page for page in pages if "foreign-marker" in page]
+
+    def test_an_error_without_jobs_of_the_user_is_not_there(self, shop: Shop) -> None:
+        shop.fail(queue="other")
+        visitor = Visitor(shop.queue, RIGHTS, queues={"mail"})
+
+        assert "ConnectionError" not in visitor.text("/failures?span=all")
+        assert visitor.get(page_of(shop)).status_code == 404
+
+    def test_only_the_own_jobs_are_tried(self, shop: Shop) -> None:
+        shop.fail(queue="other")
+        visitor = Visitor(shop.queue, RIGHTS, queues={"mail"})
+
+        response = visitor.post(f"/failures/{shop.fingerprint}/try", {"task": "send"})
+
+        assert response.status_code == 409
+        assert set(shop.statuses().values()) == {JobStatus.FAILED}
+
+    def test_an_error_is_not_muted_for_the_others(self, shop: Shop) -> None:
+        shop.fail(queue="mail")
+        visitor = Visitor(shop.queue, RIGHTS, queues={"mail"})
+
+        response = visitor.post(f"/failures/{shop.fingerprint}/mute", {"task": "send"})
+
+        assert response.status_code == 403
+        assert muted_until(shop) == [None]
