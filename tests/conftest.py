@@ -21,7 +21,10 @@ from pgqueue.testing.databases import as_text, fresh_database, memory_directory
 if TYPE_CHECKING:
     from chaos.interleavings.logical_workers import LogicalWorker
 
-_OF_THE_TESTS = {"PGQUEUE_TEST_URL", "PGQUEUE_PG_BIN", "PGQUEUE_TIMED", "PGPASSWORD", "PGPASSFILE"}
+_OF_THE_TESTS = {
+    *("PGQUEUE_TEST_URL", "PGQUEUE_PG_BIN", "PGQUEUE_TIMED", "PGQUEUE_SCREENSHOTS"),
+    *("PGPASSWORD", "PGPASSFILE"),
+}
 _SETTINGS = {"max_connections": "200", "max_wal_size": "256MB", "max_prepared_transactions": "10"}
 
 

@@ -17,7 +17,7 @@ from pgqueue.dashboard import RIGHTS, Access, Dashboard
 from pgqueue.dashboard.pages import ROUTES
 
 LINK = re.compile(r'<a [^>]*href="([^"#]+)')
-MOST_OF_A_KIND = 3
+MOST_OF_A_KIND = 2
 PAGES = Map(
     [Rule(each.rule, endpoint=each.endpoint) for each in ROUTES if each.method == "GET"],
     strict_slashes=False,
