@@ -131,11 +131,20 @@ def _rate(per_minute: float | None) -> str:
 def _target(action: Action) -> str:
     """What an action was done to, in words."""
     words = action.target.get("filter", action.target)
-    values = {
-        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in words.items()
-    }
-    return redacted(" ".join(f"{name}={value}" for name, value in values.items()))
+    return redacted(" ".join(f"{name}={_in_words(value)}" for name, value in words.items()))
+
+
+def _in_words(value: Any) -> str:
+    match value:
+        case list():
+            return ",".join(map(str, value))
+        case {"seconds": seconds}:
+            return f"{seconds:g}s"
+        case {"time": time}:
+            return str(time)
+        case {"args": args}:
+            return ",".join(f"{name}:{each}" for name, each in args.items())
+    return str(value)
 
 
 def _count(status: JobStatus, queue: Mapping[str, Any]) -> str | int:
