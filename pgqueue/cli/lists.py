@@ -20,6 +20,7 @@ from pgqueue.cli.options import (
     Decorator,
     as_job_id,
     as_span,
+    chosen_jobs,
     hint_at_names,
     on_database,
     on_database_with_json,
@@ -34,7 +35,6 @@ from pgqueue.redaction import redacted, redacted_data
 from pgqueue.repository.admit import LimitState
 from pgqueue.repository.error_groups import ErrorGroups, in_hex
 from pgqueue.repository.health import LONGEST_SILENCE, Health
-from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.operator_actions import Action, OperatorActions
 from pgqueue.repository.pages import Pages, PageStart, words_of
 from pgqueue.repository.queue_minutes import QueueCount, QueueFlow, QueueMinutes
@@ -131,20 +131,11 @@ def _rate(per_minute: float | None) -> str:
 def _target(action: Action) -> str:
     """What an action was done to, in words."""
     words = action.target.get("filter", action.target)
-    return redacted(" ".join(f"{name}={_in_words(value)}" for name, value in words.items()))
-
-
-def _in_words(value: Any) -> str:
-    match value:
-        case list():
-            return ",".join(map(str, value))
-        case {"seconds": seconds}:
-            return f"{seconds:g}s"
-        case {"time": time}:
-            return str(time)
-        case {"args": args}:
-            return ",".join(f"{name}:{each}" for name, each in args.items())
-    return str(value)
+    values = {
+        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in words.items()
+    }
+    return redacted(" ".join(f"{name}={value}" for name, value in values.items()))
 
 
 def _count(status: JobStatus, queue: Mapping[str, Any]) -> str | int:
@@ -413,7 +404,7 @@ def list_jobs(
     \b
     Example:  pgqueue --app shop.jobs:queue jobs list --status pending --status running
     """
-    which = JobFilter(statuses=frozenset(map(JobStatus, statuses)), **words)
+    which = chosen_jobs(statuses, **words)
     queue = given.database()
     with opened(queue) as session:
         try:

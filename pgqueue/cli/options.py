@@ -2,18 +2,22 @@
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stderr
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import click
 
+from pgqueue import filter_line
 from pgqueue.cli.app_loader import CliState
+from pgqueue.errors import OptionError
+from pgqueue.filter_line import read_fingerprint, read_span
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
+from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.pages import PageStart, page_start
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless
@@ -102,19 +106,30 @@ def as_page_start(value: str) -> PageStart:
 
 def as_fingerprint(value: str) -> int:
     """Parameter type: the kind of an error, as ``pgqueue failures`` prints it."""
-    if not re.fullmatch("[0-9a-f]{16}", value):
-        raise click.BadParameter(f"{value!r} is not an error of `pgqueue failures`")
-    return int.from_bytes(bytes.fromhex(value), "big", signed=True)
-
-
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+    try:
+        return read_fingerprint(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not an error of `pgqueue failures`") from error
 
 
 def as_span(value: str) -> timedelta:
     """Parameter type: a time until now."""
-    if (found := re.fullmatch("([0-9]{1,5})([smhd])", value)) is None:
-        raise click.BadParameter(f"{value!r} is not a span of time, as 90s, 30m, 1h or 7d")
-    return timedelta(**{UNITS[found[2]]: int(found[1])})
+    try:
+        return read_span(value)
+    except ValueError as error:
+        words = f"{value!r} is not a span of time, as 90s, 30m, 1h or 7d"
+        raise click.BadParameter(words) from error
+
+
+def as_filter(value: str) -> JobFilter:
+    """Parameter type: a filter as one line."""
+    try:
+        found = filter_line.parse(value)
+    except OptionError as error:
+        raise click.BadParameter(str(error)) from error
+    if isinstance(found, int):
+        raise click.BadParameter(f"{found} is the id of a job: give it without --where")
+    return found
 
 
 def as_time(value: str) -> datetime:
@@ -222,6 +237,12 @@ FILTERS = {
         metavar="ERROR",
         help="Only jobs that have failed with this error, as `pgqueue failures` names it.",
     ),
+    "where": click.option(
+        "--where",
+        type=as_filter,
+        metavar="FILTER",
+        help="Only jobs of a filter, as 'arg.order_id:42 error:timeout created:>2h took:>10s'.",
+    ),
     "before": click.option(
         "--before", type=as_job_id, metavar="ID", help="Only jobs older than this one."
     ),
@@ -255,6 +276,21 @@ def which_jobs(
         help="Only jobs that stand there; may be repeated.",
     )
     return together(status, *filters.values())
+
+
+def chosen_jobs(
+    statuses: Iterable[str], *, where: JobFilter | None, **conditions: Any
+) -> JobFilter:
+    """The filter of the options; raises UsageError for a condition that is given twice."""
+    which = where or JobFilter()
+    given = {name: value for name, value in conditions.items() if value is not None}
+    if wanted := frozenset(map(JobStatus, statuses)):
+        given["statuses"] = wanted
+    for name in given:
+        if getattr(which, name) != getattr(JobFilter(), name):
+            option = name.replace("_", "-")
+            raise click.UsageError(f"{option} is given twice: as an option and in --where")
+    return replace(which, **given)
 
 
 def hint_at_names(

@@ -32,6 +32,7 @@ from pgqueue.cli.options import (
     as_span,
     as_time,
     as_worker_id,
+    chosen_jobs,
     hint_at_names,
     on_database_with_json,
     together,
@@ -39,9 +40,8 @@ from pgqueue.cli.options import (
 )
 from pgqueue.errors import ScheduleNotFound
 from pgqueue.job_queue import PgQueue
-from pgqueue.models import JobStatus
 from pgqueue.repository.jobs import Change, Jobs
-from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.listing import Listing
 from pgqueue.tasks import editing
 from pgqueue.terminal import as_data, harmless, print_json
 
@@ -213,7 +213,8 @@ def _run(
     is_narrowed = limit is not None or any(value is not None for value in which.values())
     if job_ids and (statuses or is_narrowed):
         raise click.UsageError("Give ids, or say which jobs by options, not both")
-    if not job_ids and not statuses and not (verb.called and is_narrowed):
+    in_line = which["where"] is not None and which["where"].statuses
+    if not job_ids and not statuses and not in_line and not (verb.called and is_narrowed):
         example = " ".join(verb.examples[-1].split()[:2])
         raise click.UsageError(f"Which jobs? Give their ids, or say {example}")
     queue = given.database()
@@ -229,15 +230,13 @@ def _run(
         portions = bulk.run(begin, begun, act, ids=ids, size=1)
         are_missed = _change_named((results for _, results in portions), as_json=as_json)
     else:
-        wanted = frozenset(map(JobStatus, statuses or verb.kind.statuses))
-        chosen = JobFilter(
-            statuses=wanted, are_due=False if verb.kind.is_for_later else None, **which
-        )
+        asked = chosen_jobs(statuses, **which)
+        chosen = bulk.narrowed(asked, verb.action)
         with opened(queue) as session:
             ids = Listing(session).ids(chosen, limit=limit)
         portions = iter(())
         if ids:
-            called = verb.called if not statuses else " or ".join(sorted(wanted))
+            called = " or ".join(sorted(chosen.statuses)) if asked.statuses else verb.called
             if not yes:
                 _ask(f"{verb.name.replace('-', ' ')} {len(ids):,} {called} jobs")
             with begin() as session:

@@ -101,6 +101,18 @@ class TestJobs:
         assert other.returncode == 2
         assert "the page before was of a list with another status" in other.stderr
 
+    def test_a_filter_as_a_line_selects(self, queue: PgQueue) -> None:
+        add = queue.tasks["add"]
+        ids = [add.options(tags=[tag]).delay(n).id for n, tag in ((1, "vip"), (2, "vip"), (1, "x"))]
+
+        found = document(queue, "jobs", "--where", "tag:vip arg.a:1 created:>1h")
+        twice = command(queue, "jobs", "--task", "add", "--where", "task:add")
+        unknown = command(queue, "jobs", "--where", "colour:red")
+
+        assert [job["id"] for job in found["jobs"]] == [ids[0]]
+        assert "task is given twice" in twice.stderr
+        assert "its words are task, queue" in unknown.stderr
+
     @pytest.mark.parametrize("start", ["0", "1/2", "1/2/x", "10/1/1/1", "9" * 19, "1/2/3/4/5"])
     def test_no_page_begins_at_what_none_has_printed(self, queue: PgQueue, start: str) -> None:
         ended = command(queue, "jobs", "--status", "pending", "--before", start)

@@ -115,7 +115,7 @@ class TestPages:
     def test_come_by_keys_beside_many_ended_jobs(self, history: Connection, name: str) -> None:
         which = PAGES[name]
         with plans_of(history) as plans:
-            page = Pages(history).page(which, limit=LIMIT)
+            page = Pages(history, patience=AT_EASE).page(which, limit=LIMIT)
 
         ids = [job.id for job in page.jobs]
         assert len(ids) == LIMIT
@@ -150,9 +150,11 @@ class TestPages:
 
 class TestPagesOfWaitingJobs:
     def test_read_no_more_messages_than_they_show(self, history: Connection) -> None:
-        page = Pages(history).page(PENDING, limit=LIMIT)
+        page = Pages(history, patience=AT_EASE).page(PENDING, limit=LIMIT)
         with plans_of(history) as plans:
-            following = Pages(history).page(PENDING, limit=LIMIT, start=page.next_start)
+            following = Pages(history, patience=AT_EASE).page(
+                PENDING, limit=LIMIT, start=page.next_start
+            )
 
         assert len(following.jobs) == LIMIT
         assert plans.only.scans_of("message_queue") <= {
@@ -180,15 +182,15 @@ class TestPagesOfWaitingJobs:
         ids = Listing(history).ids(PENDING)
         start = ids[len(ids) // 2]
 
-        first = Pages(history).page(PENDING, limit=LIMIT, start=start)
-        second = Pages(history).page(PENDING, limit=LIMIT, start=first.next_start)
+        first = Pages(history, patience=AT_EASE).page(PENDING, limit=LIMIT, start=start)
+        second = Pages(history, patience=AT_EASE).page(PENDING, limit=LIMIT, start=first.next_start)
 
         assert len(second.jobs) == LIMIT
         assert all(job.id < start for job in [*first.jobs, *second.jobs])
 
     def test_begin_where_no_other_list_does(self, history: Connection) -> None:
         with pytest.raises(OptionError, match="another status"):
-            Pages(history).page(SUCCEEDED, limit=LIMIT, start=Place())
+            Pages(history, patience=AT_EASE).page(SUCCEEDED, limit=LIMIT, start=Place())
 
 
 class TestPagesOfSucceededJobs:
@@ -202,7 +204,7 @@ class TestPagesOfSucceededJobs:
         assert {len(page) for page in pages[:-1]} == {10_000}
 
     def test_pass_over_many_that_wait_and_say_so(self, history: Connection) -> None:
-        page = Pages(history).page(SUCCEEDED, limit=LIMIT)
+        page = Pages(history, patience=AT_EASE).page(SUCCEEDED, limit=LIMIT)
 
         assert page.passed_over is not None
         lowest, highest = page.passed_over
@@ -235,7 +237,11 @@ class TestSearches:
 
         assert (page.jobs, page.passed_over) == ([], None)
         assert isinstance(page.next_start, int)
-        stopped = Pages(history).page(JobFilter(before=page.next_start + 1), limit=1).jobs[0]
+        stopped = (
+            Pages(history, patience=AT_EASE)
+            .page(JobFilter(before=page.next_start + 1), limit=1)
+            .jobs[0]
+        )
         assert (stopped.id, stopped.created_at) == (page.next_start, page.searched_to)
 
     @pytest.mark.parametrize("since", [None, 80, 31, 25.5])

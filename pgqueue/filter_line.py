@@ -1,0 +1,216 @@
+"""A filter for jobs as one line of text, as ``task:send arg.order_id:42 created:>2h``.
+
+A value with a space is written in double quotes.  A quoted value is always text: ``arg.code:"42"``
+is not the number 42.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from math import isfinite
+from typing import Any
+
+from pgqueue.errors import OptionError
+from pgqueue.models import JobStatus
+from pgqueue.repository.error_groups import in_hex
+from pgqueue.repository.listing import JobFilter
+
+LONGEST = 1000
+"""Bytes of a line."""
+LONGEST_SPAN = timedelta(days=100 * 366)
+LAST_ID = 2**63 - 1
+UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds"}
+
+STATUSES: Mapping[str, dict[str, Any]] = {
+    **{status.value: {"statuses": frozenset({status})} for status in JobStatus},
+    "due": {"statuses": frozenset({JobStatus.PENDING}), "are_due": True},
+    "scheduled": {
+        "statuses": frozenset({JobStatus.PENDING}),
+        "are_due": False,
+        "are_retried": False,
+    },
+    "retrying": {"statuses": frozenset({JobStatus.PENDING}), "are_retried": True},
+}
+"""The words after ``status:``, with the fields of the filter."""
+
+TEXTS = {
+    "task": "task",
+    "queue": "queue",
+    "tag": "tag",
+    "limit": "limit_key",
+    "key": "unique_key",
+}
+"""The words with a text, and their fields."""
+NUMBERS = {"batch": "batch", "before": "before", "after": "after"}
+WORDS = (*TEXTS, *NUMBERS, "arg.NAME", "error", "status", "created", "took")
+
+FINGERPRINT = re.compile("[0-9a-f]{16}")
+_TOKEN = re.compile(
+    r"\s*(?P<name>[a-z]+)(?:\.(?P<argument>[^\s:\"]+))?:(?P<sign>[<>]?)"
+    r'(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^\s"]+))(?!\S)',
+    re.DOTALL,
+)
+
+
+def parse(line: str) -> JobFilter | int:
+    """The filter of a line; a line of one number is the id of a job.
+
+    Raises OptionError for a line that is too long, and for one that no filter has.
+    """
+    line = line.strip()
+    if len(line.encode(errors="replace")) > LONGEST or "\0" in line:
+        raise OptionError(f"the filter has more than {LONGEST} bytes, or a NUL character")
+    if line.isdecimal():
+        return _number("a job", line)
+    fields: dict[str, Any] = {}
+    place = 0
+    while place < len(line):
+        found = _TOKEN.match(line, place)
+        if found is None:
+            word = line[place:].split(maxsplit=1)[0]
+            raise OptionError(f"the filter has {word!r}; its words are {', '.join(WORDS)}")
+        for name, value in _fields(found).items():
+            if name in ("statuses", "args"):
+                value = fields.get(name, type(value)()) | value
+            elif name in fields:
+                raise OptionError(f"the filter has {found['name']}: twice")
+            fields[name] = value
+        place = found.end()
+    if "args" in fields:
+        fields["args"] = tuple(fields["args"].items())
+    if fields.keys() & {"are_due", "are_retried"} and len(fields["statuses"]) > 1:
+        raise OptionError("status:due, scheduled and retrying stand for one status only")
+    return JobFilter(**fields)
+
+
+def line_of(which: JobFilter) -> str:
+    """The line of a filter; without the queues and tags that bound what a user may see."""
+    words = [f"status:{word}" for word in _statuses(which)]
+    words += [_word(word, getattr(which, name)) for word, name in TEXTS.items()]
+    words += [_word(f"arg.{name}", value) for name, value in which.args]
+    words.append("" if which.error is None else f"error:{in_hex(which.error)}")
+    words.append(_word("error", which.text))
+    for sign, time in ((">", which.created_after), ("<", which.created_before)):
+        words.append("" if time is None else f"created:{sign}{_time_in_words(time)}")
+    words.append("" if which.took is None else f"took:>{span_in_words(which.took)}")
+    numbers = {word: getattr(which, name) for word, name in NUMBERS.items()}
+    words += [f"{word}:{number}" for word, number in numbers.items() if number is not None]
+    return " ".join(filter(None, words))
+
+
+def read_span(text: str) -> timedelta:
+    """A span as 90s, 30m, 1h, 7d or 500ms; raises ValueError."""
+    found = re.fullmatch("([0-9]{1,9})(ms|[smhd])", text)
+    if found is None or (span := timedelta(**{UNITS[found[2]]: int(found[1])})) > LONGEST_SPAN:
+        raise ValueError(text)
+    return span
+
+
+def span_in_words(span: timedelta) -> str:
+    """A span as :func:`read_span` reads it, to the millisecond."""
+    milliseconds = round(span / timedelta(milliseconds=1))
+    for unit, name in UNITS.items():
+        size = timedelta(**{name: 1}) // timedelta(milliseconds=1)
+        if milliseconds and milliseconds % size == 0:
+            return f"{milliseconds // size}{unit}"
+    return "0s"
+
+
+def read_fingerprint(text: str) -> int:
+    """The kind of an error, as ``pgqueue failures`` prints it; raises ValueError."""
+    if not FINGERPRINT.fullmatch(text):
+        raise ValueError(text)
+    return int.from_bytes(bytes.fromhex(text), "big", signed=True)
+
+
+def _fields(found: re.Match[str]) -> dict[str, Any]:
+    """The fields of the filter that one word sets."""
+    name, sign, quoted = found["name"], found["sign"], found["quoted"]
+    value = found["plain"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL)
+    if (found["argument"] is not None) != (name == "arg"):
+        name = ""
+    if name == "created" and sign and quoted is None:
+        return {"created_after" if sign == ">" else "created_before": _time(value)}
+    if name == "took" and quoted is None:
+        return {"took": _checked("took", read_span, value, "took:>10s or took:>500ms")}
+    value = sign + value
+    if name == "arg":
+        return {"args": {found["argument"]: value if quoted is not None else _json(value)}}
+    if name in TEXTS:
+        return {TEXTS[name]: value}
+    if name in NUMBERS:
+        return {NUMBERS[name]: _number(name, value)}
+    if name == "error":
+        is_kind = quoted is None and FINGERPRINT.fullmatch(value)
+        return {"error": read_fingerprint(value)} if is_kind else {"text": value}
+    if name == "status" and value in STATUSES:
+        return STATUSES[value]
+    words = STATUSES if name == "status" else WORDS
+    raise OptionError(f"the filter has {found[0].strip()!r}; its words are {', '.join(words)}")
+
+
+def _checked(name: str, read: Callable[[str], Any], value: str, example: str) -> Any:
+    try:
+        return read(value)
+    except (ValueError, OverflowError):
+        raise OptionError(f"{name}:{value} is not understood; write {example}") from None
+
+
+def _number(name: str, value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and 0 < int(value) <= LAST_ID):
+        raise OptionError(f"{value!r} is not the id of {name}")
+    return int(value)
+
+
+def _time(value: str) -> datetime | timedelta:
+    example = "created:>2h (since two hours ago), created:<7d or created:>2026-11-22T14:00Z"
+    try:
+        return read_span(value)
+    except ValueError:
+        time: datetime = _checked("created", datetime.fromisoformat, value, example)
+    if not 2000 <= time.year <= 9998:
+        raise OptionError(f"created:{value} is not between the years 2000 and 9998")
+    return time if time.utcoffset() is not None else time.replace(tzinfo=UTC)
+
+
+def _time_in_words(time: datetime | timedelta) -> str:
+    return span_in_words(time) if isinstance(time, timedelta) else time.isoformat()
+
+
+def _json(value: str) -> Any:
+    """A number, true, false or null; any other text as it is."""
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    if isinstance(found, float) and not isfinite(found):
+        return value
+    return value if isinstance(found, str | list | dict) else found
+
+
+def _word(name: str, value: Any) -> str:
+    if value is None and not name.startswith("arg."):
+        return ""
+    if not isinstance(value, str):
+        return f"{name}:{json.dumps(value)}"
+    is_plain = re.fullmatch(r'[^\s"<>][^\s"]*', value) and _fields_are_kept(name, value)
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f"{name}:{value}" if is_plain else f'{name}:"{escaped}"'
+
+
+def _fields_are_kept(name: str, value: str) -> bool:
+    """Whether a value without quotes is read as the same text."""
+    if name == "error":
+        return FINGERPRINT.fullmatch(value) is None
+    return not name.startswith("arg.") or _json(value) == value
+
+
+def _statuses(which: JobFilter) -> list[str]:
+    for word, fields in STATUSES.items():
+        if all(getattr(which, name) == value for name, value in fields.items()) and (
+            which.are_due == fields.get("are_due")
+            and which.are_retried == fields.get("are_retried")
+        ):
+            return [word]
+    return sorted(which.statuses)
