@@ -237,6 +237,8 @@ class Dashboard:
             "now": now,
             "left_out": asked.left_out,
         }
+        if taken := variables.keys() & page.variables.keys():
+            raise TypeError(f"{page.template} is given {min(taken)}, a variable of every page")
         html = render(page.template, {**variables, **page.variables})
         return Response(html, page.status, content_type="text/html; charset=utf-8")
 

@@ -70,7 +70,7 @@ def failure(asked: Asked, fingerprint: int) -> Page:
         title=group.error_type,
         shell=f"pgqueue requeue --status failed --error {in_hex(fingerprint)}",
         group=group,
-        message=group.newest_error if is_limited else group.newest_error or group.message,
+        error_message=group.newest_error if is_limited else group.newest_error or group.message,
         page=page,
         most=MOST_COUNTED,
         is_limited=is_limited,
