@@ -87,10 +87,10 @@ def parse(line: str) -> JobFilter | int:
 def line_of(which: JobFilter) -> str:
     """The line of a filter; without the queues and tags that bound what a user may see."""
     words = [f"status:{word}" for word in _statuses(which)]
-    words += [_word(word, getattr(which, name)) for word, name in TEXTS.items()]
-    words += [_word(f"arg.{name}", value) for name, value in which.args]
+    words += [word_of(word, getattr(which, name)) for word, name in TEXTS.items()]
+    words += [word_of(f"arg.{name}", value) for name, value in which.args]
     words.append("" if which.error is None else f"error:{in_hex(which.error)}")
-    words.append(_word("error", which.text))
+    words.append(word_of("error", which.text))
     for sign, time in ((">", which.created_after), ("<", which.created_before)):
         words.append("" if time is None else f"created:{sign}{_time_in_words(time)}")
     words.append("" if which.took is None else f"took:>{span_in_words(which.took)}")
@@ -189,7 +189,8 @@ def _json(value: str) -> Any:
     return value if isinstance(found, str | list | dict) else found
 
 
-def _word(name: str, value: Any) -> str:
+def word_of(name: str, value: Any) -> str:
+    """A word with a text, or of an argument, in quotes where it needs them; empty for None."""
     if value is None and not name.startswith("arg."):
         return ""
     if not isinstance(value, str):

@@ -27,6 +27,7 @@ from pgqueue.repository.tables import (
     NEWLINE,
     SUCCEEDED,
     array_of,
+    array_parameter,
     batch_jobs,
     batches,
     clock,
@@ -47,6 +48,7 @@ from pgqueue.rules.limits import SEPARATOR, name_of
 from pgqueue.rules.unique import stored_forms
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
+JOBS = sa.any_(array_parameter("ids", sa.BigInteger))
 MOST_HOLDERS = 5
 MOST_BATCHES = 20
 
@@ -279,6 +281,21 @@ def batches_of_job() -> sa.Executable:
     )
 
 
+@cache
+def arguments_of_jobs() -> sa.Executable:
+    return sa.select(jobs.c.id, jobs.c.args).where(jobs.c.id == JOBS)
+
+
+@cache
+def holders_of_jobs() -> sa.Executable:
+    """The workers that have the leases of these jobs."""
+    return (
+        sa.select(leases.c.target_id, workers.c.hostname, workers.c.pid)
+        .select_from(leases.join(workers, workers.c.id == leases.c.worker_id))
+        .where(leases.c.target_id == JOBS)
+    )
+
+
 def attempts_of_job(hidden: frozenset[str]) -> sa.Executable:
     """Every unsuccessful attempt of a job, oldest first."""
     return (
@@ -455,6 +472,19 @@ class Listing:
         """The ids of all matching jobs, or of the oldest of them, in ascending order."""
         ids = job_ids(which, limit=limit, newest_first=False)
         return [row[0] for row in self._executor.execute(ids)]
+
+    def arguments(self, job_ids: Iterable[int]) -> dict[int, Any]:
+        """The arguments of some jobs; none if this role may not read them."""
+        hidden = [row[0] for row in self._executor.execute(hidden_columns())]
+        if "jobs.args" in hidden:
+            return {}
+        found = self._executor.execute(arguments_of_jobs(), {"ids": array_of(map(str, job_ids))})
+        return {row.id: row.args for row in found}
+
+    def holders(self, job_ids: Iterable[int]) -> dict[int, str]:
+        """The workers that have claimed some jobs, as ``host:pid``."""
+        found = self._executor.execute(holders_of_jobs(), {"ids": array_of(map(str, job_ids))})
+        return {row.target_id: f"{row.hostname}:{row.pid}" for row in found}
 
     def status(self, job_id: int) -> JobStatus | None:
         """The status of a job; None if there is no such job."""

@@ -366,14 +366,14 @@ def _table_of_windows(which: JobFilter) -> sa.Table | None:
 class Pages:
     """Pages of jobs behind one Session or Connection.
 
-    ``patience``: how long a page is searched; at least one part is.
+    ``patience``: how long a page is searched, by default :data:`PATIENCE`; at least one part is.
     """
 
     def __init__(
-        self, executor: Session | sa.Connection, *, patience: timedelta = PATIENCE
+        self, executor: Session | sa.Connection, *, patience: timedelta | None = None
     ) -> None:
         self._executor = executor
-        self._patience = patience.total_seconds()
+        self._patience = (PATIENCE if patience is None else patience).total_seconds()
 
     def page(self, which: JobFilter, *, limit: int, start: PageStart | None = None) -> JobPage:
         """The next matching jobs; reads one more, to know whether there is another page.

@@ -23,6 +23,14 @@ def without_values(job: JobDetails) -> JobDetails:
     return replace(job, columns=columns)
 
 
+def shown_arguments(args: Any, task: Task[..., Any] | None) -> Any:
+    """The arguments of a job with secrets masked; all of them if its task is not known."""
+    if task is None:
+        return dict.fromkeys(args, MASK) if isinstance(args, dict) else MASK
+    names = task.settings.secret_args
+    return redacted_data(args, names=names, secrets=secrets_among(args, names))
+
+
 def secrets_of(job: JobDetails, task: Task[..., Any] | None) -> tuple[str, ...]:
     """The values of the secret arguments of a job; none if its task is not known."""
     return () if task is None else secrets_among(job.columns["args"], task.settings.secret_args)

@@ -7,6 +7,7 @@ from pgqueue.dashboard.pages import (
     failures,
     job,
     job_forms,
+    jobs,
     live,
     log,
     overview,
@@ -16,6 +17,6 @@ from pgqueue.dashboard.pages import (
     you,
 )
 
-PAGES = (overview, failures, actions, job, job_forms, live, log, queues, tasks, workers, you)
+PAGES = (overview, failures, actions, job, job_forms, jobs, live, log, queues, tasks, workers, you)
 
 ROUTES = tuple(chain.from_iterable(page.ROUTES for page in PAGES))
