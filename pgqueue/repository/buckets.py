@@ -10,43 +10,39 @@ import sqlalchemy as sa
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import pg, seconds
 
-SPAN = sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double)
-"""The whole time, in seconds."""
-SIZE = sa.cast(sa.bindparam("size", type_=sa.Double), sa.Double)
-"""The size of a part, in seconds."""
-ONE = sa.literal_column("1", sa.BigInteger)
+SPAN = seconds(sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double))
+"""The whole time."""
+SIZE = seconds(sa.cast(sa.bindparam("size", type_=sa.Double), sa.Double))
+"""The size of a part."""
+TIME = sa.DateTime(timezone=True)
+START = sa.literal_column("timestamptz '1970-01-01 00:00:00+00'", TIME)
 
 
-def bucket_of(at: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
-    """The number of the part in which a moment is."""
-    since_1970 = sa.cast(sa.extract("epoch", at), sa.Double)
-    return sa.cast(pg.floor(since_1970 / SIZE, type_=sa.Double), sa.BigInteger)
+def bucket_of(at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """The beginning of the part in which a moment is."""
+    return pg.date_bin(SIZE, at, START, type_=TIME)
 
 
 def first_bucket() -> sa.ColumnElement[Any]:
     """The beginning of the first part."""
-    first = bucket_of(pg.statement_timestamp() - seconds(SPAN)) + ONE
-    begins = sa.cast(first, sa.Double) * SIZE
-    return pg.to_timestamp(begins, type_=sa.DateTime(timezone=True))
+    return bucket_of(pg.statement_timestamp() - SPAN) + SIZE
 
 
 def in_all_buckets(sums: sa.Subquery) -> sa.Executable:
     """The beginning of each part up to now, and its sums, 0 where ``sums`` has no row.
 
-    The first column of ``sums`` is the number of the part.
+    The first column of ``sums`` is the beginning of the part.
     """
     part, *columns = sums.c
-    number = sa.column("number", sa.BigInteger)
-    first = bucket_of(pg.statement_timestamp() - seconds(SPAN)) + ONE
+    last = bucket_of(pg.statement_timestamp())
     parts = (
-        pg.generate_series(first, bucket_of(pg.statement_timestamp()))
-        .table_valued(number)
+        pg.generate_series(first_bucket(), last, SIZE)
+        .table_valued(sa.column("at", TIME))
         .render_derived(name="part")
     )
-    begins = pg.to_timestamp(sa.cast(parts.c.number, sa.Double) * SIZE)
     none = sa.literal_column("0", sa.BigInteger)
     return (
-        sa.select(moment(begins), *(sa.func.coalesce(column, none) for column in columns))
-        .select_from(parts.outerjoin(sums, part == parts.c.number))
-        .order_by(parts.c.number)
+        sa.select(moment(parts.c.at), *(sa.func.coalesce(column, none) for column in columns))
+        .select_from(parts.outerjoin(sums, part == parts.c.at))
+        .order_by(parts.c.at)
     )

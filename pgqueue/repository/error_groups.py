@@ -97,15 +97,21 @@ def groups(*, of_task: bool, lately: bool) -> sa.Executable:
     ``lately``: only those with an error within a time.
     """
     group = error_groups.c
-    letter = (
-        sa.select(count_rows().label("jobs"), pg.max(dead_letters.c.job_id).label("newest"))
+    counted = (
+        sa.select(dead_letters.c.job_id)
         .where(
             dead_letters.c.fingerprint == group.fingerprint,
             dead_letters.c.task == group.task,
             dead_letters.c.outcome == FAILED,
         )
-        .lateral("letter")
+        .order_by(dead_letters.c.job_id.desc())
+        .limit(sa.bindparam("most", type_=sa.Integer))
+        .correlate(error_groups)
+        .subquery("counted")
     )
+    letter = sa.select(
+        count_rows().label("jobs"), pg.max(counted.c.job_id).label("newest")
+    ).lateral("letter")
     conditions = [group.task == text_parameter("task")] if of_task else []
     if lately:
         span = seconds(sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double))
@@ -237,10 +243,18 @@ class ErrorGroups:
         return [Deployed(*row) for row in self._executor.execute(deploys_lately(), given)]
 
     def newest(
-        self, *, limit: int, task: str | None = None, since: timedelta | None = None
+        self,
+        *,
+        limit: int,
+        task: str | None = None,
+        since: timedelta | None = None,
+        count_to: int | None = None,
     ) -> list[Failures]:
-        """The groups with the newest errors; ``since``: only those with one within this time."""
-        parameters: dict[str, Any] = {"limit": limit}
+        """The groups with the newest errors; ``since``: only those with one within this time.
+
+        ``count_to``: of a group with more failed jobs, so many are counted.
+        """
+        parameters: dict[str, Any] = {"limit": limit, "most": count_to}
         if task is not None:
             parameters["task"] = task
         if since is not None:

@@ -20,7 +20,10 @@ from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes
 
 LATELY = HOUR
 """How new the last error of a group is that needs somebody."""
-MOST_GROUPS = 5
+NEWEST, MOST_GROUPS = 20, 5
+"""Of so many groups with the newest errors, those with the most failed jobs are shown."""
+COUNTED = 1000
+"""Failed jobs of a group that are counted."""
 MOST_TASKS = MOST_QUEUES = 10
 
 PAGE_OF = {
@@ -68,11 +71,13 @@ def _failures(session: Session) -> Iterator[Need]:
     muted = groups.muted()
     shown = [
         group
-        for group in groups.newest(limit=100, since=LATELY)
+        for group in groups.newest(limit=NEWEST, since=LATELY, count_to=COUNTED + 1)
         if group.failed_jobs and (group.fingerprint, group.task) not in muted
     ]
     for group in sorted(shown, key=lambda group: -group.failed_jobs)[:MOST_GROUPS]:
-        jobs = "1 job" if group.failed_jobs == 1 else f"{group.failed_jobs:,} jobs"
+        jobs = "1 job" if group.failed_jobs == 1 else f"{min(group.failed_jobs, COUNTED):,} jobs"
+        if group.failed_jobs > COUNTED:
+            jobs = f"over {jobs}"
         deploy = f", after deploy {group.first_version}" if group.first_version else ""
         words = f"failed since {group.first_at:%d %b %H:%M} UTC{deploy}"
         error = f"{group.error_type}: {group.message}".rstrip(": ").partition("\n")[0]
