@@ -97,21 +97,15 @@ def groups(*, of_task: bool, lately: bool) -> sa.Executable:
     ``lately``: only those with an error within a time.
     """
     group = error_groups.c
-    counted = (
-        sa.select(dead_letters.c.job_id)
+    letter = (
+        sa.select(count_rows().label("jobs"), pg.max(dead_letters.c.job_id).label("newest"))
         .where(
             dead_letters.c.fingerprint == group.fingerprint,
             dead_letters.c.task == group.task,
             dead_letters.c.outcome == FAILED,
         )
-        .order_by(dead_letters.c.job_id.desc())
-        .limit(sa.bindparam("most", type_=sa.Integer))
-        .correlate(error_groups)
-        .subquery("counted")
+        .lateral("letter")
     )
-    letter = sa.select(
-        count_rows().label("jobs"), pg.max(counted.c.job_id).label("newest")
-    ).lateral("letter")
     conditions = [group.task == text_parameter("task")] if of_task else []
     if lately:
         span = seconds(sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double))
@@ -134,14 +128,6 @@ def groups(*, of_task: bool, lately: bool) -> sa.Executable:
         .where(*conditions)
         .order_by(group.last_at.desc(), group.fingerprint, group.task)
         .limit(sa.bindparam("limit", type_=sa.Integer))
-    )
-
-
-@cache
-def muted() -> sa.Executable:
-    """The groups that an operator has muted for now."""
-    return sa.select(error_groups.c.fingerprint, error_groups.c.task).where(
-        error_groups.c.muted_until > pg.statement_timestamp()
     )
 
 
@@ -243,28 +229,16 @@ class ErrorGroups:
         return [Deployed(*row) for row in self._executor.execute(deploys_lately(), given)]
 
     def newest(
-        self,
-        *,
-        limit: int,
-        task: str | None = None,
-        since: timedelta | None = None,
-        count_to: int | None = None,
+        self, *, limit: int, task: str | None = None, since: timedelta | None = None
     ) -> list[Failures]:
-        """The groups with the newest errors; ``since``: only those with one within this time.
-
-        ``count_to``: of a group with more failed jobs, so many are counted.
-        """
-        parameters: dict[str, Any] = {"limit": limit, "most": count_to}
+        """The groups with the newest errors; ``since``: only those with one within this time."""
+        parameters: dict[str, Any] = {"limit": limit}
         if task is not None:
             parameters["task"] = task
         if since is not None:
             parameters["seconds"] = since.total_seconds()
         statement = groups(of_task=task is not None, lately=since is not None)
         return [Failures(*row) for row in self._executor.execute(statement, parameters)]
-
-    def muted(self) -> set[tuple[int, str]]:
-        """Fingerprint and task of the groups that are muted now."""
-        return {(row[0], row[1]) for row in self._executor.execute(muted())}
 
     def mute(self, fingerprint: int, task: str, span: timedelta) -> bool:
         """Do not name a group among what needs someone, for this time from now on; whether there

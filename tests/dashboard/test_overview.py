@@ -76,7 +76,7 @@ def test_failures_need_somebody_with_their_deploy(served: PgQueue, engine: Engin
     words = Visitor(served).text("/")
 
     assert "1 job of send failed since" in words
-    assert "after deploy a1b2c3: ConnectionError: HTTP 503" in words
+    assert "after deploy a1b2c3: ConnectionError: HTTP 503 Look" in words
     assert "All well" not in words
 
 
@@ -148,6 +148,7 @@ def test_a_user_of_some_jobs_reads_nothing_of_others(
     queue: PgQueue, engine: Engine, scope: Any
 ) -> None:
     fail(engine, queue)
+    execute(engine, "UPDATE pgqueue.dead_letters SET queue = 'secret-tenant'")
     queue.tasks["bill"].options(delay=timedelta(0)).delay()
     with queue.session() as session, session.begin():
         queue.pause(session, "secret-tenant")
@@ -159,6 +160,18 @@ def test_a_user_of_some_jobs_reads_nothing_of_others(
         assert "Overview" in html
         for marker in ("secret-tenant", "bill", "ConnectionError", "Done in an hour"):
             assert marker not in html
+
+
+def test_a_user_of_some_queues_reads_of_the_failures_in_them(
+    queue: PgQueue, engine: Engine
+) -> None:
+    fail(engine, queue)
+
+    words = Visitor(queue, queues={"mail"}).text("/")
+
+    assert "1 job of send failed since" in words
+    assert "ConnectionError" in words
+    assert "HTTP 503" not in words  # perhaps the message of a job in another queue
 
 
 def test_a_new_database_has_an_overview(engine: Engine) -> None:

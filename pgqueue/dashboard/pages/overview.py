@@ -15,15 +15,15 @@ from pgqueue.dashboard.routing import Asked, Page, Route
 from pgqueue.findings import Level, at_a_glance
 from pgqueue.models import PausedTask
 from pgqueue.repository.error_groups import Deployed, ErrorGroups
+from pgqueue.repository.failures import MOST_COUNTED, FailedGroups
+from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.queue_minutes import DepthPoint, QueueMinutes
 from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes
 
 LATELY = HOUR
 """How new the last error of a group is that needs somebody."""
-NEWEST, MOST_GROUPS = 20, 5
+NEWEST, MOST_GROUPS = 10, 5
 """Of so many groups with the newest errors, those with the most failed jobs are shown."""
-COUNTED = 1000
-"""Failed jobs of a group that are counted."""
 MOST_TASKS = MOST_QUEUES = 10
 
 PAGE_OF = {
@@ -53,10 +53,12 @@ class Need:
 
 def needs(asked: Asked, rows: QueueRows | None, session: Session) -> list[Need]:
     """What needs somebody; of a user who sees some queues, only what is in them."""
-    found = [] if rows is None else list(_pauses(rows.queues))
+    found = list(_failures(asked, session))
+    if rows is not None:
+        found += _pauses(rows.queues)
     if asked.access.is_limited:
         return found
-    found = [*_failures(session), *found, *_paused_tasks(session)]
+    found += _paused_tasks(session)
     count = QueueMinutes(session).latest()
     workers = asked.queue.workers(session)
     for finding in at_a_glance(asked.queue, session, count=count, workers=workers):
@@ -66,23 +68,27 @@ def needs(asked: Asked, rows: QueueRows | None, session: Session) -> list[Need]:
     return found
 
 
-def _failures(session: Session) -> Iterator[Need]:
-    groups = ErrorGroups(session)
-    muted = groups.muted()
+def _failures(asked: Asked, session: Session) -> Iterator[Need]:
+    """The errors with the most failed jobs, of the newest ones that are not muted."""
+    is_limited = asked.access.is_limited
+    groups = FailedGroups(session).newest(
+        asked.scope(JobFilter()), limit=NEWEST, since=LATELY, is_limited=is_limited
+    )
     shown = [
         group
-        for group in groups.newest(limit=NEWEST, since=LATELY, count_to=COUNTED + 1)
-        if group.failed_jobs and (group.fingerprint, group.task) not in muted
+        for group in groups
+        if group.jobs and (group.muted_until is None or group.muted_until < asked.now)
     ]
-    for group in sorted(shown, key=lambda group: -group.failed_jobs)[:MOST_GROUPS]:
-        jobs = "1 job" if group.failed_jobs == 1 else f"{min(group.failed_jobs, COUNTED):,} jobs"
-        if group.failed_jobs > COUNTED:
-            jobs = f"over {jobs}"
+    for group in sorted(shown, key=lambda group: -group.jobs)[:MOST_GROUPS]:
+        jobs = "1 job" if group.jobs == 1 else f"{min(group.jobs, MOST_COUNTED):,} jobs"
+        more = "over " if group.jobs > MOST_COUNTED else ""
         deploy = f", after deploy {group.first_version}" if group.first_version else ""
-        words = f"failed since {group.first_at:%d %b %H:%M} UTC{deploy}"
-        error = f"{group.error_type}: {group.message}".rstrip(": ").partition("\n")[0]
-        what = f"{jobs} of {group.task}"
-        yield Need("failed", what, f"{words}: {error}", "failures", "Look")
+        # The message may be that of a job that the user may not see.
+        message = "" if is_limited else group.message.partition("\n")[0]
+        error = f"{group.error_type}: {message}".rstrip(": ")
+        words = f"failed since {group.first_at:%d %b %H:%M} UTC{deploy}: {error}"
+        place = {"fingerprint": group.fingerprint, "task": group.task}
+        yield Need("failed", f"{more}{jobs} of {group.task}", words, "failure", "Look", place)
 
 
 def _pauses(queues: Sequence[QueueRow]) -> Iterator[Need]:

@@ -22,8 +22,6 @@ SPANS = {
     "week": (timedelta(days=7), HOUR),
 }
 """The times of charts, each with the size of its parts."""
-COUNTED = 10_000
-"""Failed jobs of an error that are counted."""
 FOR_ALL = "tasks run in all queues, and you may see only some of the jobs"
 
 
@@ -99,7 +97,7 @@ def _read_task(asked: Asked, name: str, span: str, session: Session) -> OneTask:
         bars_of(ended),
         minutes.series(within, size, name),
         groups.deploys(within),
-        groups.newest(limit=10, task=name, since=within, count_to=COUNTED),
+        groups.newest(limit=10, task=name, since=within),
     )
 
 
