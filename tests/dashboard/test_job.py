@@ -5,16 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.orm import Session
 from visitor import SECRET, Visitor
 
-from chaos.interleavings.logical_workers import LogicalWorker
+from chaos.interleavings.logical_workers import LogicalWorker, execute
 from pgqueue import Cancel, Job, JobContext, Limit, PgQueue, Retry, Secret, Worker
 from pgqueue.dashboard import RIGHTS
 from pgqueue.models import OperatorAction
+from pgqueue.schema import Roles, grant_statements
 
 CANARY = "canary-73190-of-a-card"
 MARKUP = "<script>alert(1)</script>\u202e"
@@ -176,6 +178,30 @@ def test_arguments_of_a_task_that_the_application_has_not_are_hidden(
     assert "no task of this name" in html
     assert "/jobs/1/edit" not in html
     assert Visitor(other).get("/jobs/1/edit").status_code == 409
+
+
+def test_the_role_of_a_dashboard_reads_no_arguments(queue: PgQueue, engine: Engine) -> None:
+    queue.tasks["pay"].delay(CANARY, "of the note")
+    run(queue)
+    role = f"viewer_{uuid4().hex[:8]}"
+    execute(engine, f"CREATE ROLE {role}")
+    for statement in grant_statements(Roles(dashboard=role)):
+        execute(engine, statement)
+    viewing = create_engine(engine.url, connect_args={"options": f"-c role={role}"})
+    queue.bind(viewing)
+
+    visitor = Visitor(queue)
+    words = visitor.text("/jobs/1")
+    refused = [visitor.get(one).status_code for one in ADDRESSES[1:3]]
+
+    viewing.dispose()
+    execute(engine, f"DROP OWNED BY {role}")
+    execute(engine, f"DROP ROLE {role}")
+    assert "is retried at" in words
+    assert "(not readable by this role)" in words
+    assert "of the note" not in words
+    assert ("Edit" in words, "Copy as new" in words) == (False, False)
+    assert refused == [403, 403]
 
 
 ADDRESSES = ["/jobs/1", "/jobs/1/edit", "/tasks/pay/enqueue?copy=1", "/live"]

@@ -23,7 +23,9 @@ from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succee
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.health import Health
 from pgqueue.repository.jobs import Jobs
+from pgqueue.repository.listing import Listing
 from pgqueue.repository.prune import Pruning
+from pgqueue.repository.waits import MOST_AHEAD
 from pgqueue.repository.workers import Workers
 from pgqueue.rules.retention import Keep, Retention
 from pgqueue.testing.databases import fresh_database
@@ -254,6 +256,18 @@ class TestPruning:
 
 
 AT_ONCE = Retention(Keep(succeeded=timedelta(0), failed=timedelta(0)), {}, {"tests.task": None})
+
+
+BACKLOGGED = ("jobs", "message_queue", "waiting_messages")
+
+
+def test_all_about_one_job_is_read_beside_a_backlog_by_keys(worker: LogicalWorker) -> None:
+    """Also how many jobs are before it: at most a thousand are counted."""
+    with plans_of(worker.line) as plans:
+        job = Listing(worker.line).job(200_000)
+
+    assert (job.status, job.wait.ahead) == ("pending", MOST_AHEAD)
+    assert max(plan.rows_of(table) for plan in plans.seen for table in BACKLOGGED) < 2 * MOST_AHEAD
 
 
 def assert_by_key_of_records(plan: Plan, *, buffers: int) -> None:

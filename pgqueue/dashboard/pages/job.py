@@ -14,7 +14,7 @@ from pgqueue.models import JobStatus
 from pgqueue.redaction import MASK, redacted
 from pgqueue.repository.follow_ups import ON_FAILED
 from pgqueue.repository.jobs import Change
-from pgqueue.repository.listing import UNFINISHED, JobDetails, Listing
+from pgqueue.repository.listing import NOT_YOURS, UNFINISHED, JobDetails, Listing
 from pgqueue.repository.trail import schedule_of, stretches, trail
 from pgqueue.repository.why import Kind, Name, Reason, why
 from pgqueue.tasks import Task
@@ -105,7 +105,7 @@ def job(asked: Asked, job_id: int) -> Page:
         follow_up=_follow_up(row["meta"]),
         link=lambda kind, name: _href(asked, kind, name),
         may_edit=_may_edit(asked, found, task),
-        may_copy=task is not None and asked.may("enqueue") and asked.may("view_arguments"),
+        may_copy=asked.may("enqueue") and _is_template(asked, found, task),
         may_kill=task is not None and task.in_process,
     )
 
@@ -138,8 +138,15 @@ def _act(asked: Asked, job_id: int, action: str, act: Callable[[], Change]) -> D
 
 
 def _may_edit(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> bool:
-    rights = {"edit", "view_arguments"} | ({"requeue"} if job.status in DEAD else set())
-    return job.status in (*WAITING, *DEAD) and task is not None and all(map(asked.may, rights))
+    rights = {"edit"} | ({"requeue"} if job.status in DEAD else set())
+    is_editable = job.status in (*WAITING, *DEAD) and _is_template(asked, job, task)
+    return is_editable and all(map(asked.may, rights))
+
+
+def _is_template(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> bool:
+    """Whether a form can begin with the arguments of a job."""
+    is_readable = job.columns["args"] != NOT_YOURS
+    return task is not None and is_readable and asked.may("view_arguments")
 
 
 def _sentence(asked: Asked, reason: Reason) -> tuple[list[Word], str | None]:

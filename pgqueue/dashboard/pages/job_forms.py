@@ -13,7 +13,7 @@ from pgqueue.dashboard.routing import Answer, Asked, Done, Page, Refused, Route
 from pgqueue.errors import ArgumentsError, DuplicateJob, OptionError, PayloadError
 from pgqueue.redaction import redacted
 from pgqueue.repository.jobs import Change, Jobs
-from pgqueue.repository.listing import JobDetails
+from pgqueue.repository.listing import NOT_YOURS, JobDetails
 from pgqueue.tasks import Task, editing
 from pgqueue.tasks.showing import masked, secrets_of
 
@@ -134,6 +134,8 @@ def _copied(asked: Asked, task: Task[..., Any], job_id: int | None) -> Template:
 
 
 def _of_job(job: JobDetails, task: Task[..., Any]) -> Template:
+    if job.columns["args"] == NOT_YOURS:
+        raise Refused("the database role of the dashboard may not read arguments", 403)
     by_name = task.payload.under_new_names
     stored = by_name(job.columns["args"])
     shown = by_name(masked(job, task).columns["args"])
