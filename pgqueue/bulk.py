@@ -24,6 +24,7 @@ from pgqueue.errors import (
     PayloadError,
     UnknownTask,
 )
+from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
 from pgqueue.operations import Operations
 from pgqueue.redaction import redacted
@@ -312,6 +313,20 @@ def document_of(which: JobFilter) -> dict[str, Any]:
     values = {field.name: getattr(which, field.name) for field in fields(which)}
     given = [field.name for field in fields(which) if values[field.name] != field.default]
     return FILTERS.encode({name: values[name] for name in given})
+
+
+def target_in_words(action: Action) -> str:
+    """What an action was done to: the line of a filter, or what was named."""
+    if "filter" in action.target:
+        try:
+            return line_of(filter_from(action.target["filter"]))
+        except OptionError:  # code of another version has written it
+            return str(action.target["filter"])
+    values = {
+        name: ", ".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in action.target.items()
+    }
+    return "; ".join(f"{name} {value}" for name, value in values.items())
 
 
 def filter_from(document: Any) -> JobFilter:

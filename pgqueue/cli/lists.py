@@ -13,6 +13,7 @@ import click
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from pgqueue.bulk import target_in_words
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.options import (
     FILTERS,
@@ -35,7 +36,7 @@ from pgqueue.redaction import redacted, redacted_data
 from pgqueue.repository.admit import LimitState
 from pgqueue.repository.error_groups import ErrorGroups, in_hex
 from pgqueue.repository.health import LONGEST_SILENCE, Health
-from pgqueue.repository.operator_actions import Action, OperatorActions
+from pgqueue.repository.operator_actions import OperatorActions
 from pgqueue.repository.pages import Pages, PageStart, words_of
 from pgqueue.repository.queue_minutes import QueueCount, QueueFlow, QueueMinutes
 from pgqueue.repository.schedules import ScheduleState
@@ -126,16 +127,6 @@ def _duration(span: timedelta | None) -> str:
 
 def _rate(per_minute: float | None) -> str:
     return "-" if per_minute is None else f"{float(f'{per_minute:.2g}'):,g}"
-
-
-def _target(action: Action) -> str:
-    """What an action was done to, in words."""
-    words = action.target.get("filter", action.target)
-    values = {
-        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in words.items()
-    }
-    return redacted(" ".join(f"{name}={value}" for name, value in values.items()))
 
 
 def _count(status: JobStatus, queue: Mapping[str, Any]) -> str | int:
@@ -355,7 +346,7 @@ LOG = View(
         "at": lambda one: local(one.at),
         "actor": lambda one: one.actor,
         "action": lambda one: one.action,
-        "target": lambda one: _target(one),
+        "target": lambda one: redacted(target_in_words(one)),
         "jobs": lambda one: one.jobs,
         "skipped": lambda one: one.skipped,
         "reason": lambda one: redacted(one.reason),

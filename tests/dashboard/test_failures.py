@@ -57,7 +57,7 @@ def test_a_group_has_its_message_traceback_and_jobs(shop: Shop) -> None:
     assert "no mail server for ada" in words
     assert "in send" in words, "a line of the traceback"
     assert all(f'name="id" value="{id}"' in page for id in ids)
-    assert "pgqueue requeue --status failed --error" in words
+    assert "pgqueue requeue --where 'status:failed task:send error:" in words
 
 
 def test_a_traceback_needs_its_right(shop: Shop) -> None:

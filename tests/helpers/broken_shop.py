@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import Engine, select
 from visitor import SECRET
 
-from pgqueue import DeadLetter, Job, JobStatus, PgQueue, Worker
+from pgqueue import DeadLetter, Job, JobStatus, PgQueue, Secret, Worker
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Shop:
         self.queue = PgQueue(self.engine, secret=SECRET)
 
         @self.queue.task(name="send", max_attempts=1)
-        def send(to: str) -> None:
+        def send(to: str, token: Secret[str] = "") -> None:
             if self.is_broken:
                 raise ConnectionError(f"no mail server for {to}")
 

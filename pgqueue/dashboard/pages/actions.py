@@ -5,7 +5,6 @@ transactions of a hundred jobs, and its page has a form that goes on: the browse
 itself, and without JavaScript a click does.  How far the action has come is in the log.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -14,13 +13,12 @@ from pgqueue import bulk
 from pgqueue.bulk import Result
 from pgqueue.dashboard.routing import Answer, Asked, Done, Page, Refused, Route
 from pgqueue.errors import OptionError
+from pgqueue.filter_line import LONGEST, parse
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.operator_actions import Action, OperatorActions
 
 LONGEST_WORK = 2.0
 """Seconds that a request works on an action."""
-LONGEST_FILTER = 1000
-"""Characters."""
 LONGEST_SPREAD = 7 * 24 * 60
 """Minutes."""
 
@@ -32,19 +30,19 @@ DONE = {"requeue": "requeued", "run_now": "due now", "cancel": "cancelled", "kil
 def preview_action(asked: Asked) -> Page:
     """What an action on all jobs that match would do."""
     action = asked.one_of("action", RIGHTS, "requeue")
-    document = asked.text("which", longest=LONGEST_FILTER)
-    which = _filter(asked, document)
+    line = asked.text("q", longest=LONGEST)
+    which = _filter(asked, line)
     bulk.narrowed(which, action)
     found = asked.part("the preview", lambda session: bulk.preview(session, action, which))
     return Page(
         "preview.html",
         title=f"{_words(action).capitalize()} all that match",
+        shell=_command(action, line),
         action=action,
         verb=_words(action),
         endpoint=f"act_{RIGHTS[action]}",
         is_allowed=asked.may(RIGHTS[action]),
-        which=document,
-        conditions=_conditions(document),
+        line=line,
         found=found,
         most=bulk.MOST_COUNTED,
     )
@@ -67,8 +65,8 @@ def _act(asked: Asked, right: str) -> Answer:
     action = asked.posted("action")
     if RIGHTS.get(action) != right:
         raise Refused(f"action is {action!r}; give one of {', '.join(RIGHTS)}")
-    if document := asked.posted("which", longest=LONGEST_FILTER):
-        return _work(asked, _begin(asked, action, _filter(asked, document)))
+    if line := asked.posted("q", longest=LONGEST):
+        return _work(asked, _begin(asked, action, _filter(asked, line)))
     ids = asked.ids()
     if not ids:
         raise Refused("no job is selected; nothing was changed")
@@ -148,6 +146,7 @@ def _work(asked: Asked, action: Action) -> Answer:
                 "log_entry.html",
                 title=f"{_words(action.action).capitalize()} all that match",
                 action=action,
+                target=bulk.target_in_words(action),
                 endpoint=f"act_{RIGHTS[action.action]}",
                 is_working=True,
             )
@@ -157,17 +156,33 @@ def _work(asked: Asked, action: Action) -> Answer:
     return Done(words, to=asked.url("log_entry", action_id=action.id))
 
 
-def _filter(asked: Asked, document: str) -> JobFilter:
-    """The jobs of a filter that the user may see."""
+def _filter(asked: Asked, line: str) -> JobFilter:
+    """The jobs of a filter line that the user may see."""
     try:
-        return asked.scope(bulk.filter_from(json.loads(document)))
-    except (ValueError, OptionError, RecursionError) as error:
-        raise Refused("the address or the form has no filter of jobs") from error
+        which = parse(line)
+    except OptionError as error:
+        raise Refused(str(error)) from error
+    if isinstance(which, int) or which == JobFilter():
+        raise Refused("which jobs? give a filter with at least one condition")
+    if which.args:
+        _check_arguments(asked, which)
+    return asked.scope(which)
 
 
-def _conditions(document: str) -> dict[str, object]:
-    found = json.loads(document)
-    return found if isinstance(found, dict) else {}
+def _check_arguments(asked: Asked, which: JobFilter) -> None:
+    """Refuse to count by what the user may not see; of an unknown task that is every argument."""
+    if not asked.may("view_arguments"):
+        raise Refused("a filter by arguments needs the right view_arguments", 403)
+    task = asked.queue.tasks.get(which.task or "")
+    if task is None:
+        raise Refused("an action on jobs with an argument needs the task: too, a task of this app")
+    if hidden := sorted({name for name, _ in which.args} & {*task.settings.secret_args}):
+        raise Refused(f"argument {hidden[0]} is secret: no filter finds it", 403)
+
+
+def _command(action: str, line: str) -> str:
+    verb = "cancel --kill" if action == "kill" else action.replace("_", "-")
+    return f"pgqueue {verb} --where '{line}'" if "'" not in line else ""
 
 
 def _spread(asked: Asked) -> timedelta | None:

@@ -1,15 +1,14 @@
 """Failed jobs by their error: try one, then requeue the others."""
 
-import json
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from pgqueue import bulk
 from pgqueue.dashboard.pages.actions import change
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
 from pgqueue.repository.error_groups import ErrorGroups, in_hex
 from pgqueue.repository.failures import MOST_COUNTED, FailedGroup, FailedGroups
@@ -51,7 +50,7 @@ def failures(asked: Asked) -> Page:
         spans=SPANS,
         most=MOST_COUNTED,
         is_limited=is_limited,
-        which_of=_which_of,
+        line_of=_line_of,
     )
 
 
@@ -68,13 +67,13 @@ def failure(asked: Asked, fingerprint: int) -> Page:
     return Page(
         "failure.html",
         title=group.error_type,
-        shell=f"pgqueue requeue --status failed --error {in_hex(fingerprint)}",
+        shell=f"pgqueue requeue --where '{_line_of(group)}'",
         group=group,
-        error_message=group.newest_error if is_limited else group.newest_error or group.message,
+        error=group.newest_error if is_limited else group.newest_error or group.message,
         page=page,
         most=MOST_COUNTED,
         is_limited=is_limited,
-        which=_which_of(group),
+        line=_line_of(group),
         tried=_tried(asked),
         traceback=_traceback(asked, group),
         chart=None
@@ -122,10 +121,9 @@ def _group(asked: Asked, fingerprint: int) -> FailedGroup:
     return found
 
 
-def _which_of(group: FailedGroup) -> str:
-    """The filter for the failed jobs of a group, for the address of an action."""
-    which = JobFilter(FAILED, task=group.task, error=group.fingerprint)
-    return json.dumps(bulk.document_of(which))
+def _line_of(group: FailedGroup) -> str:
+    """The filter line of the failed jobs of a group, for the address of an action."""
+    return line_of(JobFilter(FAILED, task=group.task, error=group.fingerprint))
 
 
 def _tried(asked: Asked) -> JobLine | None:

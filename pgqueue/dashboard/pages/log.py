@@ -35,6 +35,7 @@ def log(asked: Asked) -> Page:
         action=action,
         is_unfinished=unfinished,
         is_limited=asked.access.is_limited,
+        target_in_words=bulk.target_in_words,
         endpoint_of=lambda action: _endpoint(asked, action),
     )
 
@@ -49,6 +50,7 @@ def log_entry(asked: Asked, action_id: int) -> Page:
         title=f"{action.action.replace('_', ' ').capitalize()}, action {action_id}",
         shell=f"pgqueue log --before {action_id + 1} --limit 1",
         action=action,
+        target=bulk.target_in_words(action),
         endpoint=_endpoint(asked, action),
         is_working=False,
     )
