@@ -12,12 +12,17 @@ from sqlalchemy import Engine
 
 from chaos.workers import wait_until
 from pgqueue import Job, JobContext, Limit, PgQueue, Retry, Worker
+from pgqueue.models import OperatorAction
 from pgqueue.rules.histogram import MOST_BUCKETS
 
 AT_ONCE = Retry.constant(timedelta(0))
 LATER = Retry.constant(timedelta(minutes=20))
 BEFORE, AFTER = "9f2e11c", "a1b2c3d"
 """The versions of the application; the second one has the fault."""
+
+LAST_RUN = 150
+"""The receipts of later orders are not sent before the end."""
+BACKLOG = 1600
 
 HOSTILE = (
     "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>",
@@ -43,6 +48,8 @@ class Shop:
 
         @queue.task(name="send_receipt", queue="mail", max_attempts=2, retry=AT_ONCE)
         def send_receipt(order_id: int, address: str, language: str = "en") -> None:
+            if order_id > LAST_RUN:
+                gate.wait()
             if version == AFTER and order_id % 3:
                 raise Unreachable(f"503 Service Unavailable from mail.example, request {order_id}")
 
@@ -105,7 +112,7 @@ def filled_shop(engine: Engine) -> Iterator[PgQueue]:
 
     queue = shop.queue
     with queue.session() as session, session.begin():
-        for order in range(31, 71):
+        for order in range(31, LAST_RUN + 1):
             customer = f"customer-{chance.randrange(20)}"
             shop.send_receipt.options(
                 tags=["vip", customer] if order % 4 == 0 else [customer]
@@ -136,9 +143,27 @@ def filled_shop(engine: Engine) -> Iterator[PgQueue]:
             shop.sync_customer.enqueue(session, customer)
         with queue.batch(session, "catalogue of winter"):
             shop.resize_images.enqueue_many(session, [(100 + n, [200]) for n in range(40)])
+        shop.send_receipt.enqueue_many(
+            session,
+            [(LAST_RUN + n, f"customer-{n % 20}@shop.example") for n in range(1, BACKLOG + 1)],
+        )
         for hours in range(1, 6):
             shop.build_report.options(delay=timedelta(hours=hours)).enqueue(session)
         queue.pause(session, "newsletter")
+        for action, target, jobs in (
+            ("pause_queue", {"queue": "newsletter"}, 0),
+            ("requeue", {"task": "send_receipt", "status": "failed"}, 412),
+        ):
+            session.add(
+                OperatorAction(
+                    actor="ann@shop.example",
+                    action=action,
+                    target=target,
+                    jobs=jobs,
+                    reason="the mail server is away",
+                    finished_at=sa.func.clock_timestamp(),
+                )
+            )
         queue.pause_task(session, "build_report")
     worker = Worker(queue, {"images": 4, "imports": 2, "mail": 2, "default": 2})
     thread = Thread(target=worker.run)
@@ -171,64 +196,52 @@ def _grow_older(engine: Engine) -> None:
 
 
 def _write_history(engine: Engine, chance: random.Random) -> None:
-    """The statistics of a day: twenty minutes ago, receipts have begun to fail."""
+    """The statistics of a day: twenty minutes ago, receipts have begun to fail, and to wait."""
+    tasks = (("send_receipt", 90, 9), ("charge_card", 40, 7), ("resize_images", 9, 12))
+    queues = (("mail", 1.0), ("images", 0.02), ("default", 0.01))
     with engine.begin() as connection:
         now: datetime = connection.scalar(sa.text("SELECT date_trunc('minute', now())"))
-        begun = now - timedelta(minutes=20)
-        minutes, queues = [], []
-        waiting = 40
+        task_minutes, queue_minutes = [], []
         for ago in range(24 * 60, 0, -1):
             at = now - timedelta(minutes=ago)
-            rush = 1 + 0.5 * (8 <= at.hour < 20)
-            for task, mean, bucket in (
-                ("send_receipt", 90, 9),
-                ("charge_card", 40, 7),
-                ("resize_images", 9, 12),
-            ):
-                done = int(chance.gauss(mean * rush, mean / 9))
-                failed = (
-                    int(done * 0.6)
-                    if task == "send_receipt" and at >= begun
-                    else chance.random() < 0.03
-                )
-                minutes.append(
-                    _minute(at, task, max(0, done - failed), int(failed), bucket, chance)
-                )
-            waiting = max(
-                0, waiting + (chance.randrange(30, 60) if at >= begun else chance.randrange(-9, 10))
-            )
-            for queue, share in (("mail", 1.0), ("images", 0.2), ("default", 0.1)):
-                queues.append(_depth(at, queue, int(waiting * share), int(130 * rush * share)))
-        connection.execute(sa.text("DELETE FROM pgqueue.queue_minutes"))
-        connection.execute(sa.text("DELETE FROM pgqueue.task_minutes"))
+            rush = 1.5 if 8 <= at.hour < 20 else 1.0
+            for task, mean, bucket in tasks:
+                ended = int(chance.gauss(mean * rush, mean / 9))
+                share = 0.6 if task == "send_receipt" and ago <= 20 else chance.random() * 0.01
+                failed = int(ended * share)
+                task_minutes.append(_minute(at, task, ended - failed, failed, bucket, chance))
+            waiting = 40 + chance.randrange(9) + max(0, 20 - ago) / 20 * BACKLOG
+            for queue, share in queues:
+                started = int((130 if ago > 20 else 50) * rush * share)
+                queue_minutes.append(_depth(at, queue, int(waiting * share), started))
         metadata = sa.MetaData(schema="pgqueue")
-        for table, rows in (("task_minutes", minutes), ("queue_minutes", queues)):
-            connection.execute(sa.Table(table, metadata, autoload_with=connection).insert(), rows)
+        for name, rows in (("task_minutes", task_minutes), ("queue_minutes", queue_minutes)):
+            table = sa.Table(name, metadata, autoload_with=connection)
+            connection.execute(table.delete())
+            connection.execute(table.insert(), rows)
         connection.execute(
             sa.text("UPDATE pgqueue.deploys SET first_at = :at WHERE version = :version"),
-            {"at": begun - timedelta(seconds=40), "version": AFTER},
+            {"at": now - timedelta(minutes=20, seconds=40), "version": AFTER},
         )
 
 
 def _minute(
     at: datetime, task: str, done: int, failed: int, bucket: int, chance: random.Random
 ) -> dict[str, Any]:
-    durations = [0] * MOST_BUCKETS
+    ran, waited = [0] * MOST_BUCKETS, [0] * MOST_BUCKETS
     for _ in range(12):
-        durations[min(MOST_BUCKETS - 1, max(1, int(chance.gauss(bucket, 1.2))))] += max(
-            1, done // 12
-        )
-    waited = [0] * MOST_BUCKETS
+        ran[max(1, int(chance.gauss(bucket, 1.2)))] += max(1, done // 12)
     waited[6], waited[8] = done, failed + 2
     return {
         "at": at, "task": task, "succeeded": done, "failed": failed,
         "retried": failed // 2 + chance.randrange(3), "cancelled": 0, "other": 0,
-        "ran": durations, "waited": waited,
+        "ran": ran, "waited": waited,
     }  # fmt: skip
 
 
 def _depth(at: datetime, queue: str, waiting: int, started: int) -> dict[str, Any]:
     return {
-        "at": at, "queue": queue, "waiting": waiting, "due": waiting, "blocked": 0,
-        "running": 4, "oldest_due_s": waiting // 4 or None, "started": started,
+        "at": at, "queue": queue, "counted_at": at + timedelta(seconds=55), "waiting": waiting,
+        "due": waiting, "blocked": 0, "running": 4, "oldest_due_s": waiting // 4 or None,
+        "started": started,
     }  # fmt: skip
