@@ -10,7 +10,6 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from pgqueue import bulk
 from pgqueue.dashboard.routing import Answer, Asked, Done, Download, Page, Refused, Route
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import LONGEST, STATUSES, line_of, parse, word_of
@@ -111,7 +110,6 @@ def _page(asked: Asked, which: JobFilter, line: str, *, error: str = "") -> Page
         shell=f"pgqueue jobs{option}",
         status=400 if error else 200,
         line=line,
-        document=json.dumps(bulk.document_of(which)),
         error=error,
         tabs=tabs,
         counted=None if counts is None else counts.counted,
