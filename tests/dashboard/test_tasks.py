@@ -64,7 +64,7 @@ def test_one_task_shows_its_durations_deploys_and_errors(queue: PgQueue, engine:
     assert "2 ms 4 ms 4 of 7 7 of 7" in words
     assert "4 ms 8 ms 3 of 7" in words
     assert "a1b2c3" in words
-    assert "ConnectionError HTTP 503" in words
+    assert "ConnectionError: HTTP 503" in words
 
 
 def test_a_task_is_paused_and_resumed_and_both_are_logged(queue: PgQueue, engine: Engine) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import URL, Engine, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
+from visitor import Visitor
 
 from chaos.interleavings.logical_workers import (
     LogicalWorker,
@@ -26,12 +27,14 @@ from chaos.interleavings.logical_workers import (
     worker_settings,
 )
 from pgqueue import Cancel, Change, Limit, PgQueue, Retry, Snooze, Worker, bulk
+from pgqueue.dashboard.pages import ROUTES
 from pgqueue.errors import OptionError
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.failures import FailedGroups
 from pgqueue.repository.listing import JobFilter, Listing
 from pgqueue.repository.operator_actions import OperatorActions
+from pgqueue.repository.queue_minutes import QueueMinutes
 from pgqueue.repository.tables import array_of
 from pgqueue.repository.task_minutes import TaskMinutes
 from pgqueue.schema import grant, revoke, upgrade_database, verify
@@ -284,6 +287,30 @@ class TestDashboard:
         self.act_on_many(place, queue)
         self.change_limits(place, queue)
         place.run("dashboard", "SELECT * FROM pgqueue.invariant_violations")
+
+    def test_shows_its_pages_and_acts_on_them(self, place: Place, queue: PgQueue) -> None:
+        queue.bind(place.engine("worker"))
+        ids = [fail.delay().id, one_at_a_time.delay(1).id]
+        Worker(queue, concurrency=1).run_until_empty(timeout=60)
+        committed(place.engine("worker"), lambda connection: QueueMinutes(connection).count())
+
+        queue.bind(place.engine("dashboard"))
+        visitor = Visitor(queue)
+        for route in ROUTES:
+            if route.method == "GET" and "<" not in route.rule:
+                # 400: a page that needs a parameter.
+                assert visitor.get(route.rule).status_code in (200, 400), route.rule
+        for page in (f"/jobs/{ids[0]}", f"/tasks/{fail.name}"):
+            assert visitor.get(page).status_code == 200, page
+        changes: dict[str, dict[str, str]] = {
+            "/queues/pause": {"queue": "mail"},
+            "/queues/resume": {"queue": "mail"},
+            "/queues/limit": {"limit": "alone", "capacity": "2"},
+            "/tasks/pause": {"task": fail.name},
+            "/tasks/resume": {"task": fail.name},
+        }
+        for address, form in changes.items():
+            assert visitor.post(address, form).status_code == 303, address
 
     def act_on_many(self, place: Place, queue: PgQueue) -> None:
         with place.session("dashboard") as session:
