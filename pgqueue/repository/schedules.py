@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.checks import TASK_NAME, shown
 from pgqueue.errors import DuplicateSchedule, ScheduleNotFound
+from pgqueue.models import Job, JobStatus
 from pgqueue.repository.reading import moment, readable
 from pgqueue.repository.tables import (
     array_of,
@@ -29,6 +30,9 @@ from pgqueue.rules.ticks import Firing, Rule, checked_rule
 
 NAME = schedules.c.name == text_parameter("schedule_name")
 MOMENT = sa.DateTime(timezone=True)
+RESULTS = 20
+RECENT = 10_000
+"""Among so many jobs up to its last tick, the jobs of a schedule are looked for."""
 
 STATE = tuple(
     readable(column)
@@ -195,6 +199,27 @@ def remove_schedule() -> sa.Executable:
 def all_schedules() -> sa.Executable:
     """Every schedule by name, with the time of the database."""
     return sa.select(*STATE, moment(clock()).label("now")).order_by(schedules.c.name)
+
+
+@cache
+def results_of_schedules() -> sa.Executable:
+    """The last jobs of each schedule, the newest first, among the jobs before its last tick."""
+    about = pg.jsonb_build_object(
+        sa.literal_column("'schedule'", sa.Text),
+        pg.jsonb_build_object(sa.literal_column("'name'", sa.Text), schedules.c.name),
+        type_=JSONB,
+    )
+    first = schedules.c.last_job_id - sa.literal_column(str(RECENT), sa.BigInteger)
+    each = (
+        sa.select(Job.id, Job.status.label("status"))
+        .where(Job.id <= schedules.c.last_job_id, Job.id > first, Job.task == schedules.c.task)
+        .where(Job.meta.contains(about))
+        .order_by(Job.id.desc())
+        .limit(sa.literal_column(str(RESULTS)))
+        .lateral("each")
+    )
+    found = sa.select(schedules.c.name, each.c.id, each.c.status)
+    return found.join_from(schedules, each, sa.true()).order_by(schedules.c.name, each.c.id.desc())
 
 
 @cache
@@ -403,6 +428,16 @@ class ScheduleRows:
 
     def all(self) -> list[ScheduleState]:
         return [ScheduleState(*row) for row in self._executor.execute(all_schedules())]
+
+    def results(self) -> dict[str, list[tuple[int, JobStatus]]]:
+        """The last jobs of each schedule with their statuses, the newest first.
+
+        Reads at most :data:`RECENT` jobs of each; older jobs are not found.
+        """
+        found: dict[str, list[tuple[int, JobStatus]]] = {}
+        for name, job_id, status in self._executor.execute(results_of_schedules()):
+            found.setdefault(name, []).append((job_id, JobStatus(status)))
+        return found
 
     def declared(self, names: Iterable[str]) -> dict[str, DeclaredRow]:
         """Who has declared those of these schedules that exist, and how; by name."""

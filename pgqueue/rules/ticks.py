@@ -60,6 +60,12 @@ class Rule:
     every: timedelta | None
     timezone: str = "UTC"
 
+    def in_words(self) -> str:
+        """The rule as an English sentence, without its zone."""
+        if self.every is not None:
+            return f"Every {self.every}"
+        return str(CronSim(str(self.cron), EPOCH.replace(tzinfo=None)).explain())
+
     def ticks(self, after: datetime) -> Iterator[datetime]:
         """Yield the ticks after a time, in UTC.  Ends if there is no tick in the next 50 years."""
         tick = self.next_tick(after)

@@ -1,0 +1,56 @@
+"""The batches: how far each one is, and which of its jobs have failed."""
+
+import json
+
+from sqlalchemy.orm import Session
+
+from pgqueue import bulk
+from pgqueue.dashboard.routing import Asked, Page, Refused, Route
+from pgqueue.models import JobStatus
+from pgqueue.redaction import redacted_data
+from pgqueue.repository.batches import BatchState
+from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.pages import Pages
+
+NEWEST = 50
+FAILED = 25
+
+
+def batches(asked: Asked) -> Page:
+    """The newest batches; counts the jobs of those that are open."""
+    found = None
+    if not asked.access.is_limited:
+        found = asked.part("the batches", lambda session: asked.queue.batches(session, NEWEST))
+    return Page(
+        "batches.html", title="Batches", shell=f"pgqueue batches --limit {NEWEST}", batches=found
+    )
+
+
+def batch(asked: Asked, batch_id: int) -> Page:
+    """One batch: its progress, its failed jobs, and the job that its end has enqueued."""
+    if asked.access.is_limited:
+        raise Refused(f"there is no batch {batch_id}, or you may not see all of its jobs", 404)
+    which = JobFilter(batch=batch_id)
+    failed = JobFilter(frozenset({JobStatus.FAILED}), batch=batch_id)
+
+    def counted(session: Session) -> BatchState:
+        return asked.queue.get_batch(session, batch_id)
+
+    found = asked.part("the progress", counted)
+    page = asked.part("the failed jobs", lambda session: Pages(session).page(failed, limit=FAILED))
+    meta = "" if found is None else json.dumps(redacted_data(dict(found.meta)))
+    name = f" {found.name}" if found is not None and found.name else ""
+    return Page(
+        "batch.html",
+        title=f"Batch {batch_id}{name}",
+        shell=f"pgqueue jobs --batch {batch_id}",
+        batch_id=batch_id,
+        batch=found,
+        meta="" if meta == "{}" else meta,
+        page=page,
+        document=json.dumps(bulk.document_of(which)),
+        failed=json.dumps(bulk.document_of(failed)),
+    )
+
+
+ROUTES = [Route("/batches", batches), Route("/batches/<int:batch_id>", batch)]

@@ -1,0 +1,88 @@
+"""The schedules: when each one runs next, and how its last jobs have ended."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from sqlalchemy.orm import Session
+
+from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.errors import OptionError
+from pgqueue.models import JobStatus
+from pgqueue.repository.schedules import RECENT, ScheduleRows, ScheduleState
+
+RUNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A schedule, as the page shows it."""
+
+    state: ScheduleState
+    words: str
+    """The rule as a sentence, or why this system cannot read it."""
+    next_runs: list[datetime]
+    """In the zone of the schedule."""
+    results: list[tuple[int, JobStatus]]
+    """Its last jobs, the oldest first."""
+
+
+def schedules(asked: Asked) -> Page:
+    rows = None
+    if not asked.access.is_limited:
+        rows = asked.part("the schedules", lambda session: _read(asked, session))
+    return Page(
+        "schedules.html", title="Schedules", shell="pgqueue schedules", rows=rows, recent=RECENT
+    )
+
+
+def _read(asked: Asked, session: Session) -> list[Row]:
+    results = asked.part("the results", lambda session: ScheduleRows(session).results()) or {}
+    return [
+        _row(state, results.get(state.name, [])) for state in asked.queue.schedules.list(session)
+    ]
+
+
+def _row(state: ScheduleState, results: list[tuple[int, JobStatus]]) -> Row:
+    try:
+        words, zone = state.rule.in_words(), ZoneInfo(state.timezone)
+        runs = [time.astimezone(zone) for time in state.next_runs(RUNS)]
+    except OptionError as error:  # for lack of its zone, for example
+        words, runs = str(error), []
+    return Row(state, words, runs, results[::-1])
+
+
+def run_schedule(asked: Asked) -> Done:
+    """Enqueue a job of a schedule now; its next tick stays where it is."""
+    name = _name(asked)
+    job_id = asked.queue.schedules.trigger(asked.session, name)
+    asked.log("run_schedule", {"schedule": name}, job_ids=[job_id])
+    return Done(f"enqueued job {job_id} of schedule {name}", to=asked.back())
+
+
+def pause_schedule(asked: Asked) -> Done:
+    name = _name(asked)
+    asked.queue.schedules.pause(asked.session, name)
+    asked.log("pause_schedule", {"schedule": name})
+    return Done(f"paused schedule {name}", to=asked.back())
+
+
+def resume_schedule(asked: Asked) -> Done:
+    name = _name(asked)
+    asked.queue.schedules.resume(asked.session, name)
+    asked.log("resume_schedule", {"schedule": name})
+    return Done(f"resumed schedule {name}", to=asked.back())
+
+
+def _name(asked: Asked) -> str:
+    if asked.access.is_limited:
+        raise Refused("schedules are of no queue, and you may see only some of the jobs", 403)
+    return asked.posted("schedule")
+
+
+ROUTES = [
+    Route("/schedules", schedules),
+    Route("/schedules/run", run_schedule, method="POST", right="schedules"),
+    Route("/schedules/pause", pause_schedule, method="POST", right="schedules"),
+    Route("/schedules/resume", resume_schedule, method="POST", right="schedules"),
+]

@@ -1,0 +1,72 @@
+"""The pages of batches: progress, failed jobs, the callback, and cancelling."""
+
+import re
+from html import unescape
+
+import pytest
+from sqlalchemy import Engine
+from visitor import SECRET, Visitor
+
+from pgqueue import PgQueue
+from pgqueue.worker import Worker
+
+
+@pytest.fixture
+def queue(engine: Engine) -> PgQueue:
+    queue = PgQueue(engine, secret=SECRET)
+
+    @queue.task(name="send", max_attempts=1)
+    def send(number: int) -> None:
+        if number == 1:
+            raise ValueError("no such host")
+
+    queue.task(name="report")(lambda batch_id: None)
+    return queue
+
+
+def batch(queue: PgQueue) -> int:
+    report = queue.tasks["report"]
+    with (
+        queue.session() as session,
+        session.begin(),
+        queue.batch(session, "import", on_failure=report) as made,
+    ):
+        queue.tasks["send"].enqueue_many(session, [(n,) for n in range(3)])
+        return made.id
+
+
+def test_a_batch_shows_its_progress_its_failed_jobs_and_its_callback(queue: PgQueue) -> None:
+    id, visitor = batch(queue), Visitor(queue)
+    open_batch = visitor.text(f"/batches/{id}")
+    Worker(queue).run_until_empty(timeout=60)
+
+    listed, ended = visitor.text("/batches"), visitor.text(f"/batches/{id}")
+
+    assert "open" in open_batch
+    assert "Unfinished 3" in open_batch
+    assert "import" in listed
+    assert "3 of 3" in listed
+    assert "no such host" in ended
+    assert "Failed 1" in ended
+    assert re.search(r"Callback job \d+", ended)
+
+
+def test_its_jobs_are_cancelled_after_a_preview(queue: PgQueue) -> None:
+    id = batch(queue)
+    queue.tasks["send"].delay(9)
+    visitor = Visitor(queue)
+
+    [address] = re.findall(
+        'href="(/actions/preview[^"]*action=cancel[^"]*)"', visitor.get(f"/batches/{id}").text
+    )
+
+    assert "Cancel 3 jobs?" in visitor.text(unescape(address))
+    assert "Cancel its jobs" not in Visitor(queue, {"view"}).text(f"/batches/{id}")
+
+
+def test_who_may_not_see_all_jobs_sees_no_batch(queue: PgQueue) -> None:
+    id, visitor = batch(queue), Visitor(queue, queues={"mail"})
+
+    assert "import" not in visitor.text("/batches")
+    assert visitor.get(f"/batches/{id}").status_code == 404
+    assert Visitor(queue).get("/batches/4711").status_code == 404
