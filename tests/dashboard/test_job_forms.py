@@ -25,6 +25,9 @@ class Address:
     number: int
 
 
+def once(card: Secret[str]) -> None: ...
+
+
 @pytest.fixture
 def queue(engine: Engine) -> PgQueue:
     queue = PgQueue(engine, secret=SECRET)
@@ -245,6 +248,17 @@ class TestEnqueue:
         assert response.status_code in (400, 404)
         assert words in words_of(response.text)
         assert jobs(engine) == []
+
+    def test_a_refusal_that_quotes_a_secret_masks_it(self, queue: PgQueue) -> None:
+        options: Any = {"unique_key": lambda card: f"once-{card}", "on_duplicate": "raise"}
+        queue.task(name="once", **options)(once)
+        visitor, given = Visitor(queue), {"arg.card": json.dumps(CARD)}
+        assert visitor.post("/tasks/once/enqueue", given).status_code == 303
+
+        response = visitor.post("/tasks/once/enqueue", given)
+
+        assert "holds the unique key 'once-***'" in words_of(response.text)
+        assert CARD not in response.text
 
     def test_only_tasks_of_the_application_can_be_enqueued(self, queue: PgQueue) -> None:
         visitor = Visitor(queue)
