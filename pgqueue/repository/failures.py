@@ -54,22 +54,19 @@ def failed_groups(
         .limit(limit)
         .subquery("failed")
     )
-    # Counted by the index of the error: a group may have all of the failed jobs.
-    some = (
+    # Apart, because in the order of ids all jobs of a large group would be read and sorted.
+    some = _failed_with(group, which).limit(MOST_COUNTED + 1).correlate(group).subquery("some")
+    counted = sa.select(count_rows().label("jobs")).select_from(some).lateral("counted")
+    last = (
         _failed_with(group, which)
         .order_by(letter.job_id.desc())
-        .limit(MOST_COUNTED + 1)
+        .limit(1)
         .correlate(group)
-        .subquery("some")
-    )
-    counted = (
-        sa.select(count_rows().label("jobs"), pg.max(some.c.job_id).label("newest"))
-        .select_from(some)
-        .lateral("counted")
+        .subquery("last")
     )
     newest = (
-        sa.select(jobs.c.last_error, jobs.c.finished_at)
-        .where(jobs.c.id == counted.c.newest)
+        sa.select(jobs.c.id, jobs.c.last_error, jobs.c.finished_at)
+        .join(last, last.c.job_id == jobs.c.id)
         .lateral("newest")
     )
     return (
@@ -85,7 +82,7 @@ def failed_groups(
             group.c.first_version,
             moment(group.c.muted_until),
             counted.c.jobs,
-            counted.c.newest,
+            newest.c.id,
             newest.c.last_error,
             moment(newest.c.finished_at),
         )

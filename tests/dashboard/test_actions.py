@@ -250,7 +250,7 @@ class TestAllThatMatch:
 
         page = Visitor(shop.queue).text("/actions/preview?q=task:send arg.to:ada")
 
-        assert "Requeue 1 jobs?" in page
+        assert "Requeue 1 job?" in page
 
 
 @pytest.mark.parametrize("fields", [ALL, {"action": "requeue", "id": 1}])
