@@ -219,7 +219,7 @@ class Dashboard:
         return self._html(asked, page, now=datetime.now(UTC))
 
     def _html(self, asked: Asked, page: Page, *, now: datetime) -> Response:
-        message = self._tokens.words(asked.request.args.get("message", ""))
+        notice = self._tokens.words(asked.request.args.get("message", ""))
         variables = {
             "asked": asked,
             "pages": _routes(),
@@ -231,7 +231,7 @@ class Dashboard:
             "environment": self.environment,
             "theme": asked.request.cookies.get("pgqueue_theme", ""),
             "is_live": asked.request.cookies.get("pgqueue_live", "on") != "off",
-            "message": message,
+            "notice": notice,
             "title": page.title,
             "shell": page.shell,
             "now": now,

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from chaos.workers import wait_until
 from pgqueue import Job, JobContext, Limit, PgQueue, Retry, Worker
@@ -97,7 +98,7 @@ class Shop:
 
 
 @contextmanager
-def filled_shop(engine: Engine) -> Iterator[PgQueue]:
+def filled_shop(engine: Engine, *, hostile: bool = True) -> Iterator[PgQueue]:
     """The shop after a day, in the middle of an outage, with jobs that run until the end."""
     chance = random.Random(7)
     before, shop = Shop(engine, BEFORE), Shop(engine, AFTER)
@@ -123,14 +124,8 @@ def filled_shop(engine: Engine) -> Iterator[PgQueue]:
             shop.charge_card.enqueue_many(
                 session, [(order, "4111 1111 1111 1111", 20.0) for order in range(100, 112)]
             )
-        hostile: list[Job] = []
-        for text in HOSTILE:
-            echo = shop.echo.options(meta={"note": text[:2000]})
-            hostile += echo.enqueue(session, text), echo.enqueue(session, text, fails=True)
-        hostile.append(shop.echo.enqueue(session, "x" * 900_000))
-        session.flush()
-        for job in hostile:  # an enqueue refuses such tags; whoever has the table can write them
-            job.tags = [*HOSTILE, *(f"tag {n}" for n in range(500))]
+        if hostile:
+            _enqueue_hostile(session, shop)
         cancelled = shop.build_report.options(delay=timedelta(days=1)).enqueue(session, "2026-10")
         session.flush()
         queue.cancel(session, cancelled.id)
@@ -143,7 +138,8 @@ def filled_shop(engine: Engine) -> Iterator[PgQueue]:
             shop.sync_customer.enqueue(session, customer)
         with queue.batch(session, "catalogue of winter"):
             shop.resize_images.enqueue_many(session, [(100 + n, [200]) for n in range(40)])
-        shop.send_receipt.enqueue_many(
+        now: datetime = session.scalar(sa.select(sa.func.now()))  # type: ignore[assignment]
+        shop.send_receipt.options(run_at=now - timedelta(minutes=12)).enqueue_many(
             session,
             [(LAST_RUN + n, f"customer-{n % 20}@shop.example") for n in range(1, BACKLOG + 1)],
         )
@@ -178,6 +174,18 @@ def filled_shop(engine: Engine) -> Iterator[PgQueue]:
         shop.gate.set()
         worker.stop()
         thread.join(60)
+
+
+def _enqueue_hostile(session: Session, shop: Shop) -> None:
+    """Jobs with texts that are meant for a browser or a terminal."""
+    jobs: list[Job] = []
+    for text in HOSTILE:
+        echo = shop.echo.options(meta={"note": text[:2000]})
+        jobs += echo.enqueue(session, text), echo.enqueue(session, text, fails=True)
+    jobs.append(shop.echo.enqueue(session, "x" * 900_000))
+    session.flush()
+    for job in jobs:  # an enqueue refuses such tags; whoever has the table can write them
+        job.tags = [*HOSTILE, *(f"tag {n}" for n in range(500))]
 
 
 def _grow_older(engine: Engine) -> None:
