@@ -342,7 +342,8 @@ class QueueMinutes:
         found = {}
         for queue, grown, started, seconds in self._executor.execute(flows()):
             minutes = seconds / MINUTE
-            found[queue] = QueueFlow(float(grown + started) / minutes, float(started) / minutes)
+            if queue:  # not the row of a count without jobs
+                found[queue] = QueueFlow(float(grown + started) / minutes, float(started) / minutes)
         return found
 
     def series(
