@@ -182,6 +182,8 @@ def resume_queue(asked: Asked) -> Done:
 def _queue(asked: Asked) -> str:
     name = asked.posted("queue")
     asked.check_queue(name)
+    if asked.access.tags is not None:
+        raise Refused("a queue also has jobs that you may not see; nothing was changed", 403)
     return name
 
 

@@ -1,0 +1,190 @@
+"""What holds for every route: limited users, secrets, and input of any kind."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
+from visitor import SECRET, Visitor
+
+from pgqueue import Limit, PgQueue, Retry, Worker
+from pgqueue.dashboard.pages import ROUTES
+from pgqueue.dashboard.routing import Route
+from pgqueue.testing.databases import fresh_database
+
+MARK = "zebra"
+"""In every text of the other tenant's jobs."""
+CARD = "4012888888881881"
+PARAMETER = re.compile(r"<(?:[^:>]*:)?(\w+)>")
+PAGES = [route for route in ROUTES if route.method == "GET"]
+FORMS = [route for route in ROUTES if route.method == "POST" and route.answer.__name__ != "choose"]
+
+
+def endpoint(route: Route) -> str:
+    return route.endpoint
+
+
+@pytest.fixture(scope="module")
+def shared_engine(server_url: str, template_url: str) -> Iterator[Engine]:
+    """A database with jobs of two tenants, which no test here may change."""
+    with fresh_database(server_url, template_url=template_url) as url:
+        engine = create_engine(url)
+        fill(application(engine))
+        yield engine
+        engine.dispose()
+
+
+def application(engine: Engine) -> PgQueue:
+    queue = PgQueue(engine, secret=SECRET)
+
+    @queue.task(
+        name="pay",
+        secret_args=["card"],
+        max_attempts=2,
+        retry=Retry.never(),
+        limit=Limit(5, by="who"),
+    )
+    def pay(who: str, card: str) -> dict[str, str]:
+        if who == "nobody":
+            return {"paid": who}
+        raise ValueError(f"{who} cannot pay with {card}")
+
+    @queue.schedule("0 4 * * *", name="nightly", args=("nobody", CARD), queue="theirs")
+    @queue.task(name="report")
+    def report(who: str, card: str) -> None: ...
+
+    return queue
+
+
+def fill(queue: PgQueue) -> None:
+    """Job 1 is ours.  Jobs 2 to 4 are of the other tenant: failed, succeeded and pending."""
+    pay = queue.tasks["pay"]
+    theirs = pay.options(queue="theirs", tags=[MARK], meta={"of": MARK})
+    with queue.session() as session, session.begin():
+        pay.options(queue="ours", tags=["us"]).enqueue(session, "us", CARD)
+        with queue.batch(session, name=MARK):
+            theirs.enqueue(session, MARK, CARD)
+            theirs.enqueue(session, "nobody", CARD)
+    Worker(queue, ["ours", "theirs"]).run_until_empty(timeout=60)
+    with queue.session() as session, session.begin():
+        theirs.options(unique_key=MARK).enqueue(session, MARK, CARD)
+        queue.pause(session, "theirs")
+    Visitor(queue, user=MARK).post("/actions/requeue", {"action": "requeue", "id": "2"})
+    Worker(queue, ["ours", "theirs"]).run_until_empty(timeout=60)
+
+
+def address_of(route: Route, engine: Engine, *, job_id: int) -> str:
+    """An address of a route; its ids are those of the other tenant."""
+    with Session(engine) as session:
+        fingerprints = "SELECT fingerprint FROM pgqueue.error_groups ORDER BY job_id DESC LIMIT 1"
+        values = {
+            "job_id": job_id,
+            "batch_id": 1,
+            "action_id": 1,
+            "fingerprint": session.execute(text(fingerprints)).scalar_one(),
+            "name": "pay",
+        }
+    path = PARAMETER.sub(
+        lambda found: str(values[found[1]]), route.rule.replace("int(signed=True)", "int")
+    )
+    return f"{path}?task=pay&tried={job_id}&copy={job_id}" if "<" in route.rule else path
+
+
+QUERIES = ("", f"q=tag:{MARK}", "q=queue:theirs", "q=status:failed", "q=error:pay", "span=all")
+
+
+@pytest.mark.parametrize("scope", [{"queues": {"ours"}}, {"tags": {"us"}}], ids=str)
+@pytest.mark.parametrize("route", PAGES, ids=endpoint)
+def test_a_limited_user_sees_nothing_of_other_jobs(
+    shared_engine: Engine, route: Route, scope: Any
+) -> None:
+    visitor = Visitor(application(shared_engine), **scope)
+    for job_id in (2, 3, 4):
+        address = address_of(route, shared_engine, job_id=job_id)
+        for query in QUERIES:
+            if query.startswith("span") and route.endpoint != "failures":
+                continue
+            response = visitor.get(f"{address}{'&' if '?' in address else '?'}{query}")
+            said = response.text.replace(query.partition("=")[2], "")  # what the user has asked for
+            said = said.replace(query.partition("=")[2].partition(":")[2] or "\0", "")
+            assert MARK not in said, f"{address} {query}"
+            assert response.status_code < 500
+
+
+@pytest.mark.parametrize("scope", [{"queues": {"ours"}}, {"tags": {"us"}}], ids=str)
+@pytest.mark.parametrize("route", FORMS, ids=endpoint)
+def test_a_limited_user_changes_nothing_of_other_jobs(
+    shared_engine: Engine, route: Route, scope: Any
+) -> None:
+    visitor = Visitor(application(shared_engine), **scope)
+    before = rows_of_the_other(shared_engine)
+    for job_id in (2, 3, 4):
+        fields = {
+            "id": str(job_id),
+            "action": "cancel" if "cancel" in route.rule else "requeue",
+            "queue": "theirs",
+            "task": "pay",
+            "name": "nightly",
+            "limit": "pay:who",
+            "key": MARK,
+            "capacity": "1",
+            "priority": "9",
+        }
+        visitor.post(address_of(route, shared_engine, job_id=job_id), fields)
+        visitor.post(
+            address_of(route, shared_engine, job_id=job_id), {**fields, "q": f"tag:{MARK}"}
+        )
+    assert rows_of_the_other(shared_engine) == before
+
+
+def rows_of_the_other(engine: Engine) -> list[object]:
+    queries = (
+        "SELECT to_jsonb(j) FROM pgqueue.jobs j WHERE id IN (2, 3, 4) ORDER BY id",
+        "SELECT to_jsonb(m) FROM pgqueue.message_queue m WHERE target_id IN (2, 3, 4)",
+        "SELECT to_jsonb(q) FROM pgqueue.queues q WHERE name = 'theirs'",
+        "SELECT to_jsonb(p) FROM pgqueue.paused_tasks p",
+        "SELECT to_jsonb(l) FROM pgqueue.limits l ORDER BY name",
+        "SELECT to_jsonb(s) FROM pgqueue.schedules s",
+        "SELECT to_jsonb(e) - 'attempts' FROM pgqueue.error_groups e ORDER BY fingerprint",
+    )
+    with engine.connect() as connection:
+        return [connection.execute(text(query)).scalars().all() for query in queries]
+
+
+@pytest.mark.parametrize("route", PAGES, ids=endpoint)
+def test_a_secret_never_leaves_the_server(shared_engine: Engine, route: Route) -> None:
+    visitor = Visitor(application(shared_engine))
+    for job_id in (2, 3, 4):
+        response = visitor.get(address_of(route, shared_engine, job_id=job_id))
+        assert response.status_code < 500
+        assert CARD not in response.text
+
+
+TEXTS = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(
+        ["-1", "0", "9" * 30, "\0", "\ud800", "task:", "status:x", 'arg.a:"', "created:>9999999d"]
+    ),
+)
+
+
+@pytest.mark.parametrize("route", PAGES, ids=endpoint)
+@settings(suppress_health_check=list(HealthCheck), deadline=None)
+@given(
+    query=st.dictionaries(
+        st.sampled_from(["q", "span", "before", "word", "value", "task", "tried", "copy", "actor"]),
+        TEXTS,
+        max_size=3,
+    )
+)
+def test_no_input_makes_a_page_fail(
+    shared_engine: Engine, route: Route, query: dict[str, str]
+) -> None:
+    visitor = Visitor(application(shared_engine))
+    address = address_of(route, shared_engine, job_id=2).partition("?")[0]
+    encodable = {name: value.encode("utf-8", "replace").decode() for name, value in query.items()}
+    assert visitor.get(address, query_string=encodable).status_code < 500
