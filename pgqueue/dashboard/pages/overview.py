@@ -19,6 +19,7 @@ from pgqueue.repository.failures import MOST_COUNTED, FailedGroups
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.queue_minutes import DepthPoint, QueueMinutes
 from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes
+from pgqueue.repository.workers import WorkerState
 
 LATELY = HOUR
 """How new the last error of a group is that needs somebody."""
@@ -54,13 +55,13 @@ class Need:
 def needs(asked: Asked, rows: QueueRows | None, session: Session) -> list[Need]:
     """What needs somebody; of a user who sees some queues, only what is in them."""
     found = list(_failures(asked, session))
-    if rows is not None:
-        found += _pauses(rows.queues)
+    if rows is None:
+        return found
+    found += _pauses(rows.queues)
     if asked.access.is_limited:
         return found
     found += _paused_tasks(session)
-    count = QueueMinutes(session).latest()
-    workers = asked.queue.workers(session)
+    count, workers = rows.counted, rows.workers
     for finding in at_a_glance(asked.queue, session, count=count, workers=workers):
         endpoint, label = PAGE_OF.get(finding.subject, ("", ""))
         status = "failed" if finding.level is Level.WRONG else "blocked"
@@ -149,9 +150,8 @@ def _figures(asked: Asked, span: str, session: Session) -> Figures:
     )
 
 
-def _slots(asked: Asked, session: Session) -> tuple[int, int, int]:
+def _slots(workers: Sequence[WorkerState]) -> tuple[int, int, int]:
     """How many slots of live workers are in use, how many there are, and how many workers."""
-    workers = asked.queue.workers(session)
     busy = sum(min(len(worker.jobs), worker.slots) for worker in workers)
     return busy, sum(worker.slots for worker in workers), len(workers)
 
@@ -159,7 +159,7 @@ def _slots(asked: Asked, session: Session) -> tuple[int, int, int]:
 def overview(asked: Asked) -> Page:
     """What needs somebody, in figures, charts and tables."""
     span = asked.one_of("span", SPANS, "hour")
-    rows = tasks = None
+    rows = tasks = slots = None
     if asked.access.tags is None:
         rows = asked.part("the queues", partial(read_queues, asked))
         figures = asked.part("the charts", partial(_figures, asked, span))
@@ -167,6 +167,7 @@ def overview(asked: Asked) -> Page:
         figures = None
     if not asked.access.is_limited:
         tasks = asked.part("the tasks", partial(read_tasks, asked, HOUR))
+        slots = None if rows is None else _slots(rows.workers)
     return Page(
         "overview.html",
         title="Overview",
@@ -176,7 +177,7 @@ def overview(asked: Asked) -> Page:
         oldest=_oldest(rows),
         figures=figures,
         tasks=None if tasks is None else _busiest(tasks),
-        slots=asked.part("the slots", partial(_slots, asked)),
+        slots=slots,
         span=span,
         spans=SPANS,
     )

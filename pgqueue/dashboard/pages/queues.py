@@ -48,15 +48,16 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class QueueRows:
-    """The queues that the user may see, and when their jobs were counted last."""
+    """The queues that the user may see, when their jobs were counted last, and all workers."""
 
     queues: Sequence[QueueRow]
     counted: LastCount | None
+    workers: Sequence[WorkerState]
 
     def busiest(self, most: int) -> "QueueRows":
         """Those with the largest backlogs, in the order of their names."""
         first = sorted(self.queues, key=lambda row: (-row.count.backlog, row.name))[:most]
-        return QueueRows(sorted(first, key=lambda row: row.name), self.counted)
+        return QueueRows(sorted(first, key=lambda row: row.name), self.counted, self.workers)
 
 
 def read_queues(asked: Asked, session: Session) -> QueueRows:
@@ -86,6 +87,7 @@ def read_queues(asked: Asked, session: Session) -> QueueRows:
             for name in sorted(names)
         ],
         counted,
+        workers,
     )
 
 
