@@ -11,8 +11,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.filter_line import line_of
 from pgqueue.models import QueueSettings
 from pgqueue.repository.admit import Admissions, LimitHolder, LimitState
+from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.queue_minutes import LastCount, QueueCount, QueueFlow, QueueMinutes
 from pgqueue.repository.workers import WorkerState
 from pgqueue.rules.limits import has_own_capacity, name_of, rate_in_words
@@ -36,6 +38,11 @@ class QueueRow:
     workers: int
     """How many live workers serve it."""
     paused_at: datetime | None
+
+    @property
+    def line(self) -> str:
+        """The filter for its jobs."""
+        return line_of(JobFilter(queue=self.name))
 
     @property
     def empty_in(self) -> timedelta | None:

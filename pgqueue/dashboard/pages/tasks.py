@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from shlex import quote
 from typing import NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.filter_line import line_of
 from pgqueue.models import PausedTask
 from pgqueue.repository.error_groups import Deployed, ErrorGroups, Failures
+from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes, TaskStatistics
 from pgqueue.rules.histogram import least
 
@@ -121,8 +124,17 @@ def task(asked: Asked, name: str) -> Page:
     one = asked.part("the task", partial(_read_task, asked, name, span))
     if one is not None and one.row is None and not one.failures:
         raise Refused(f"there is no task {name!r}", 404)
-    shell = f"pgqueue stats --task {name}"
-    return Page("task.html", title=name, one=one, name=name, span=span, spans=SPANS, shell=shell)
+    shell = f"pgqueue stats --task {quote(name)}"
+    return Page(
+        "task.html",
+        title=name,
+        shell=shell,
+        one=one,
+        name=name,
+        line=line_of(JobFilter(task=name)),
+        span=span,
+        spans=SPANS,
+    )
 
 
 def pause_task(asked: Asked) -> Done:
