@@ -47,7 +47,7 @@ QUICK = 0.02
 PATIENCE = timedelta(milliseconds=80)
 NEAR = 32
 """How many jobs in a row are read to find out what is there."""
-DISORDER = timedelta(hours=1)
+DISORDER = timedelta(minutes=1)
 """By how much the times of jobs may contradict the order of their ids."""
 LAST_ID = 2**63 - 1
 LAST_MICROSECOND = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)

@@ -261,7 +261,7 @@ class TestSearches:
         expected = Listing(history).ids(which)[::-1]
         assert [job.id for job in page.jobs] == expected[:LIMIT]
         if until is not None:
-            # An hour more than was asked for, the probes, and a window.
+            # A minute more than was asked for, the probes, and a window.
             assert sum(plan.rows_of("jobs") for plan in plans.seen) < 15_000
 
 

@@ -4,7 +4,6 @@ import json
 
 from sqlalchemy.orm import Session
 
-from pgqueue import bulk
 from pgqueue.dashboard.routing import Asked, Page, Refused, Route
 from pgqueue.models import JobStatus
 from pgqueue.redaction import redacted_data
@@ -30,7 +29,6 @@ def batch(asked: Asked, batch_id: int) -> Page:
     """One batch: its progress, its failed jobs, and the job that its end has enqueued."""
     if asked.access.is_limited:
         raise Refused(f"there is no batch {batch_id}, or you may not see all of its jobs", 404)
-    which = JobFilter(batch=batch_id)
     failed = JobFilter(frozenset({JobStatus.FAILED}), batch=batch_id)
 
     def counted(session: Session) -> BatchState:
@@ -48,8 +46,7 @@ def batch(asked: Asked, batch_id: int) -> Page:
         batch=found,
         meta="" if meta == "{}" else meta,
         page=page,
-        document=json.dumps(bulk.document_of(which)),
-        failed=json.dumps(bulk.document_of(failed)),
+        line=f"batch:{batch_id}",
     )
 
 
