@@ -11,7 +11,7 @@ from inspect import formatannotation
 from typing import Annotated, Any, get_args, get_origin
 
 from pgqueue.dashboard.routing import Asked
-from pgqueue.redaction import redacted, secrets_among
+from pgqueue.redaction import secrets_among
 from pgqueue.tasks import Task
 
 PREFIX = "arg."
@@ -98,13 +98,8 @@ def read_fields(
             continue
         if field.is_secret or field.name not in shown or not _same(value, shown[field.name]):
             given[field.name] = value
-    secrets = secrets_among(given, task.settings.secret_args)
-    faults = task.payload.faults(given)
-    sent = [
-        replace(each, error=redacted(faults[each.name], secrets)) if each.name in faults else each
-        for each in sent
-    ]
-    return given, sent
+    faults = task.payload.faults(given)  # which quote no value
+    return given, [replace(one, error=faults.get(one.name, one.error)) for one in sent]
 
 
 def secrets_given(task: Task[..., Any], given: Mapping[str, Any]) -> tuple[str, ...]:
