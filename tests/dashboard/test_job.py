@@ -242,8 +242,11 @@ def test_the_batch_the_schedule_and_the_follow_up_of_a_job_are_named(queue: PgQu
     with queue.session() as session, session.begin(), queue.batch(session, name="letters"):
         risky.options(meta=about).enqueue(session)
 
-    words = Visitor(queue).text("/jobs/1")
+    visitor = Visitor(queue)
+    words, html = visitor.text("/jobs/1"), visitor.get("/jobs/1").text
 
+    links = ("/batches/1", "/schedules", "/tasks/risky", "/tasks/tell", "/queues")
+    assert [link for link in links if f'href="{link}"' not in html] == []
     assert "Batch letters 1" in words
     assert "Schedule nightly" in words
     assert "If it fails tell" in words
