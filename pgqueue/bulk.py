@@ -125,7 +125,8 @@ def act_of(queue: Operations, action: str) -> Act:
 
 def is_resumable(action: Action) -> bool:
     """Whether the log says all that is needed to go on with an action."""
-    return action.action in KINDS and action.action != "change" and "args" not in action.options
+    is_known = action.action in KINDS and action.action != "change"
+    return is_known and "args" not in action.options and bool({"jobs", "filter"} & {*action.target})
 
 
 def requeue(

@@ -64,6 +64,7 @@ def test_one_shows_all_of_it(queue: PgQueue) -> None:
         ({"action": "requeue", "target": {"filter": {"statuses": ["failed"]}}}, True),
         ({"action": "requeue", "target": {"jobs": [9]}, "options": {"args": ["to"]}}, False),
         ({"action": "change", "target": {"jobs": [9]}}, False),
+        ({"action": "requeue", "target": {"task": "send"}}, False),
     ],
 )
 def test_unfinished_ones_are_offered_where_the_log_says_how_to_go_on(
