@@ -340,8 +340,7 @@ class QueueMinutes:
         A queue without jobs in this time is missing; all are if no worker has counted.
         """
         found = {}
-        rows = (row for row in self._executor.execute(flows()) if row.queue)
-        for queue, grown, started, seconds in rows:
+        for queue, grown, started, seconds in self._executor.execute(flows()):
             minutes = seconds / MINUTE
             if queue:  # not the row of a count without jobs
                 found[queue] = QueueFlow(float(grown + started) / minutes, float(started) / minutes)

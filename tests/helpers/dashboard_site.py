@@ -29,7 +29,7 @@ class Site:
     root: str
     """The address of the server, without a slash at the end."""
     pages: dict[str, list[str]]
-    """Some pages of each endpoint."""
+    """Some pages of each endpoint; none of one that is a file to download."""
 
     @property
     def addresses(self) -> list[str]:
@@ -65,6 +65,8 @@ def _linked_pages(dashboard: Dashboard) -> dict[str, list[str]]:
         if address in known or len(known) == MOST_OF_A_KIND:
             continue
         response = client.get(path, query_string=query)
+        if response.mimetype != "text/html":
+            continue
         known.append(address)
         links += [unescape(link) for link in LINK.findall(response.text) if link.startswith("/")]
     return found

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from pgqueue.dashboard.rendering import number
 from pgqueue.dashboard.routing import Answer, Asked, Done, Download, Page, Refused, Route
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import LONGEST, STATUSES, line_of, parse, word_of
@@ -245,14 +246,14 @@ def _count(asked: Asked, session: Session) -> Counts:
     found = {}
     for tab in ("running", "failed", "cancelled"):
         which = asked.scope(JobFilter(**STATUSES[tab]))
-        number = OperatorActions(session).number_of_jobs(which, limit=MOST_COUNTED + 1)
-        found[tab] = f"{MOST_COUNTED:,}+" if number > MOST_COUNTED else str(number)
+        jobs = OperatorActions(session).number_of_jobs(which, limit=MOST_COUNTED + 1)
+        found[tab] = f"{number(MOST_COUNTED)}+" if jobs > MOST_COUNTED else number(jobs)
     latest = None if asked.access.tags is not None else QueueMinutes(session).latest()
     if latest is not None:
         seen = asked.access.queues
         queues = [count for name, count in latest.queues.items() if seen is None or name in seen]
-        found["due"] = f"{sum(count.due for count in queues):,}"
-        found["blocked"] = f"{sum(count.blocked for count in queues):,}"
+        found["due"] = number(sum(count.due for count in queues))
+        found["blocked"] = number(sum(count.blocked for count in queues))
     return Counts(found, latest)
 
 
