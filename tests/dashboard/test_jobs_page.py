@@ -176,6 +176,6 @@ def test_selected_jobs_and_all_that_match_are_changed(queue: PgQueue, engine: En
 
     assert "Cancel selected" in words
     assert "Requeue selected" not in words
-    assert "Cancel 1 jobs?" in visitor.text(unescape(address[0]))
+    assert "Cancel 1 job?" in visitor.text(unescape(address[0]))
     assert "Cancel selected" not in Visitor(queue, {"view"}).text("/jobs?q=status:due")
     assert second.id > first.id
