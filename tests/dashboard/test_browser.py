@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from broken_shop import Shop as BrokenShop
 from dashboard_shop import filled_shop
 from dashboard_site import Site, served
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine
 
-from pgqueue.dashboard.pages import ROUTES
+from pgqueue import JobStatus
+from pgqueue.dashboard.pages import ROUTES, actions
 from pgqueue.testing.databases import fresh_database
 
 if TYPE_CHECKING:
@@ -143,6 +145,20 @@ def test_a_page_needs_no_script(browser: "Browser", site: Site) -> None:
         page.get_by_role("button", name="Change the colours").click()
         assert page.locator("html").get_attribute("data-theme") == "light"
         assert page.url == f"{site.root}/you"
+
+
+def test_an_action_on_many_jobs_goes_on_by_itself(
+    browser: "Browser", engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "LONGEST_WORK", 0)  # one portion in each request
+    shop = BrokenShop(engine)
+    shop.fail(250)
+    with served(shop.queue) as site, opened(browser) as page:
+        page.goto(f"{site.root}/actions/preview?action=requeue&q=status:failed")
+        page.get_by_role("button", name="Requeue 250 jobs").click()
+        page.locator("#action .s-succeeded").wait_for(timeout=60_000)
+        assert "250, 0 skipped" in page.locator("#action").inner_text()
+    assert set(shop.statuses().values()) == {JobStatus.PENDING}
 
 
 def test_keys_lead_through_the_pages(browser: "Browser", site: Site) -> None:

@@ -142,18 +142,26 @@ def _work(asked: Asked, action: Action) -> Answer:
     for moved, _ in bulk.run(asked.transaction, action, act):
         action = moved
         if time.monotonic() >= until:
-            return Page(
-                "log_entry.html",
-                title=f"{_words(action.action).capitalize()} all that match",
-                action=action,
-                target=bulk.target_in_words(action),
-                endpoint=f"act_{RIGHTS[action.action]}",
-                is_working=True,
-            )
+            return _progress(asked, action)
+    if "HX-Request" in asked.request.headers:  # the form has sent itself: no other page
+        with asked.transaction(read_only=True) as session:
+            return _progress(asked, OperatorActions(session).one(action.id or 0) or action)
     words = f"{action.jobs:,} jobs {DONE[action.action]}"
     if action.skipped:
         words += f", {action.skipped:,} skipped"
     return Done(words, to=asked.url("log_entry", action_id=action.id))
+
+
+def _progress(asked: Asked, action: Action) -> Page:
+    """How far an action has come, with the form that goes on."""
+    return Page(
+        "log_entry.html",
+        title=f"{_words(action.action).capitalize()} all that match",
+        action=action,
+        target=bulk.target_in_words(action),
+        endpoint=f"act_{RIGHTS[action.action]}",
+        is_working=True,
+    )
 
 
 def _filter(asked: Asked, line: str) -> JobFilter:
