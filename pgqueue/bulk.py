@@ -28,7 +28,7 @@ from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
 from pgqueue.operations import Operations
 from pgqueue.redaction import redacted
-from pgqueue.repository.cancel import Cancels, Chunk
+from pgqueue.repository.cancel import Cancels
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.listing import UNFINISHED, JobFilter, Listing
 from pgqueue.repository.operator_actions import MOST_IDS, Action, OperatorActions
@@ -40,6 +40,8 @@ PORTION = 100
 """Jobs in one transaction."""
 READ_AHEAD = 2000
 """Ids that are read at once; those of waiting jobs are in no index, and are sorted."""
+MOST_WAITING = 10_000
+"""Waiting jobs of which a cancel reads the messages at once."""
 MOST_COUNTED = 10_000
 """Jobs that a preview counts."""
 SAMPLES = 10
@@ -343,15 +345,20 @@ def _end_waiting(
 ) -> Iterator[tuple[Action, list[Result]]]:
     """Cancel the jobs that wait, the newest first: workers claim the oldest meanwhile."""
     only = None if ids is None else frozenset(ids)
-    with begin() as session:
-        chunks: list[Chunk] = Cancels(session).waiting(filter_of(action), only=only)
-    for chunk in chunks:
+    limit = MOST_WAITING if ids is None else None
+    has_more = True
+    while has_more:
         with begin() as session:
-            action = _locked(session, action)
-            ended = sorted(Cancels(session).end(chunk))
-            results = [Result(job_id, Change.CANCELLED.name.lower()) for job_id in ended]
-            action = _counted(session, action, results, cursor=None)
-        yield action, results
+            waiting = Cancels(session).waiting(filter_of(action), only=only, limit=limit)
+        has_more = False
+        for chunk in waiting:
+            with begin() as session:
+                action = _locked(session, action)
+                ended = sorted(Cancels(session).end(chunk))
+                results = [Result(job_id, Change.CANCELLED.name.lower()) for job_id in ended]
+                action = _counted(session, action, results, cursor=None)
+            has_more = has_more or (ids is None and bool(ended))
+            yield action, results
 
 
 def _change(session: Session, act: Act, job_id: int, run_at: datetime | None) -> Result:

@@ -183,6 +183,16 @@ class TestActions:
         with queue.session() as session:
             assert session.get_one(Job, ids[1]).cancel_requested_at is not None
 
+    def test_cancel_reads_some_of_many_that_wait_at_once(
+        self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(bulk, "MOST_WAITING", 2)
+        enqueue_many(queue.engine, 5)
+
+        found = run(queue, begun(queue, "cancel", JobFilter()))
+
+        assert (found.jobs, found.skipped, found.cursor) == (5, 0, None)
+
     def test_run_now_finds_only_jobs_that_are_not_due(self, queue: PgQueue) -> None:
         enqueue_many(queue.engine, 2)
         execute(queue.engine, "UPDATE pgqueue.message_queue SET run_at = now() + '1h'::interval")

@@ -47,13 +47,13 @@ KEYS = {
 """The columns that find one message, and its job."""
 
 
-def waiting_jobs(which: JobFilter, table: sa.Table) -> sa.Executable:
+def waiting_jobs(which: JobFilter, table: sa.Table, *, limit: int | None = None) -> sa.Executable:
     """The messages of jobs that wait, the newest first: workers claim the oldest meanwhile."""
     job_id = table.c.target_id
     leased = sa.exists().where(leases.c.target_id == job_id)
     columns = [sa.cast(table.c[name], sa.Text).label(name) for name in KEYS[table]]
     found = sa.select(*columns).where(~leased, *which.words(table, job_id))
-    return found.order_by(job_id.desc())
+    return found.order_by(job_id.desc()).limit(limit)
 
 
 @cache
@@ -127,15 +127,18 @@ class Cancels:
     def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
 
-    def waiting(self, which: JobFilter, *, only: Container[int] | None = None) -> list[Chunk]:
-        """The jobs of the filter that wait, the newest first; ``only``: of these ids.
+    def waiting(
+        self, which: JobFilter, *, only: Container[int] | None = None, limit: int | None = None
+    ) -> list[Chunk]:
+        """The jobs of the filter that wait, the newest first; ``only``: of these ids; ``limit``: at
+        most so many of each status.
 
         Locks nothing.
         """
         chunks = []
         for status, table in MESSAGES.items():
             if status in which.statuses:
-                rows = self._executor.execute(waiting_jobs(which, table)).mappings()
+                rows = self._executor.execute(waiting_jobs(which, table, limit=limit)).mappings()
                 found = [dict(row) for row in rows]
                 if only is not None:
                     found = [row for row in found if int(row["target_id"]) in only]
