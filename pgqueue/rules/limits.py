@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any, ClassVar, Literal
 
 from pgqueue.errors import OptionError, TaskDefinitionError
+from pgqueue.rules.spans import exactly
 
 NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 LARGEST_CAPACITY = 1_000_000
@@ -140,7 +141,7 @@ def has_own_capacity(capacity: int, *, is_fair: bool) -> bool:
 
 
 def rate_in_words(capacity: int, period: timedelta) -> str:
-    return f"{capacity:,} starts in {period}"
+    return f"{capacity:,} starts in {exactly(period)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from pgqueue.errors import OptionError
+from pgqueue.rules.spans import exactly
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHORTEST = timedelta(seconds=1)
@@ -63,7 +64,7 @@ class Rule:
     def in_words(self) -> str:
         """The rule as an English sentence, without its zone."""
         if self.every is not None:
-            return f"Every {self.every}"
+            return f"Every {exactly(self.every)}"
         return str(CronSim(str(self.cron), EPOCH.replace(tzinfo=None)).explain())
 
     def ticks(self, after: datetime) -> Iterator[datetime]:

@@ -126,7 +126,7 @@ class TestShow:
         with queue.session() as session, session.begin():
             queue.resume(session, "default")
         Worker(queue).run_until_empty(timeout=60)
-        assert "api [7], 60 starts in 1:00:00, next start in" in shown(queue, "2")
+        assert "api [7], 60 starts in 1 h, next start in" in shown(queue, "2")
         with queue.session() as session, session.begin():
             queue.set_limit(session, "api", 0)
         assert "api [7], paused" in shown(queue, "2")

@@ -418,7 +418,7 @@ def test_limits_have_their_capacity_and_their_jobs(queue: PgQueue, session: Sess
     assert (api["declared"], api["capacity"], api["period"], api["burst"]) == (60, 0, 3600, 1)
     heading, *told = lines(queue, "limits")
     assert heading.split() == ["limit", "capacity", "held", "waiting"]
-    assert "paused (in the code 60 starts in 1:00:00)" in told[0]
+    assert "paused (in the code 60 starts in 1 h)" in told[0]
     assert told[1].split() == ["bank", "5", "(in", "the", "code", "2)", "0", "3"]
 
 

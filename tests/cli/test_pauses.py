@@ -73,7 +73,7 @@ def test_what_is_paused_is_shown_and_not_run(queue: PgQueue) -> None:
         ("bank 0", "bank: paused\n"),
         ("bank --key 7 1", "bank [7]: 1 at once\n"),
         ("bank --key 7 --reset", "bank [7]: 2 at once\n"),
-        ("api 90", "api: 90 starts in 1:00:00\n"),
+        ("api 90", "api: 90 starts in 1 h\n"),
     ],
 )
 def test_a_limit_is_set(queue: PgQueue, words: str, said: str) -> None:

@@ -28,7 +28,7 @@ def queue(engine: Engine) -> PgQueue:
     [
         (Rule("0 9 * * 1-5", None), "At 09:00 on Monday through Friday"),
         (Rule("*/5 * * * *", None), "Every fifth minute of every hour"),
-        (Rule(None, timedelta(minutes=90)), "Every 1:30:00"),
+        (Rule(None, timedelta(minutes=90)), "Every 90 min"),
     ],
 )
 def test_a_rule_is_a_sentence(rule: Rule, words: str) -> None:

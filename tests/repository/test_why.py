@@ -229,7 +229,7 @@ def its_limit_is_full(engine: Engine, worker: LogicalWorker) -> int:
     return put(engine, "bank [7]", 3, admitted=2)[2]
 
 
-@case(r"its limit api permits 60 starts in 1:00:00, the next in \d\d\.\d s")
+@case(r"its limit api permits 60 starts in 1 h, the next in \d\d\.\d s")
 def its_rate_is_used_up(engine: Engine, worker: LogicalWorker) -> int:
     declare(engine, Limit(60, per=HOUR, name="api"))
     full = "INSERT INTO pgqueue.limit_buckets VALUES ('api', now() + interval '60 s')"
