@@ -108,7 +108,7 @@ def test_a_search_that_stops_says_how_far_it_has_come(
 
     words = Visitor(queue).text("/jobs?q=tag:vip")
 
-    assert "None back to 2026-11-22 14:10:00 UTC ; search on" in words
+    assert "None back to 2026-11-22 14:10:00 UTC; search on" in words
 
 
 def test_secrets_are_masked_and_not_searched(queue: PgQueue) -> None:
