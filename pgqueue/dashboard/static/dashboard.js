@@ -44,7 +44,7 @@ function span(seconds) {
 
 function tick() {
   const now = Date.now() + clockSkew;
-  for (const time of document.querySelectorAll("time[title]")) {
+  for (const time of document.querySelectorAll("time[data-age]")) {
     const seconds = (now - Date.parse(time.dateTime)) / 1000;
     const text = Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `${span(seconds)} ago` : `in ${span(-seconds)}`;
     if (time.textContent !== text) time.textContent = text;
@@ -126,3 +126,4 @@ document.addEventListener("keydown", event => {
 });
 
 enhance();
+document.querySelector(".side [aria-current]")?.scrollIntoView({ inline: "nearest", block: "nearest" });
