@@ -41,6 +41,8 @@ SUCCEEDED_ONLY = frozenset({JobStatus.SUCCEEDED})
 
 WINDOW = 1000
 """How many rows a list reads first; the next windows are larger if this was quick."""
+LARGEST_WINDOW = 16_000
+"""A larger one could take much longer than the one before, where rows are not in memory."""
 GROWTH = 4
 QUICK = 0.02
 """A window should take so many seconds."""
@@ -424,7 +426,8 @@ class Pages:
             if jump is not None and not found:
                 start, passed_over = jump(end)
             jump = None
-            size = max(WINDOW, round(size * min(GROWTH, QUICK / (now - opened))))
+            size = round(size * min(GROWTH, QUICK / (now - opened)))
+            size = min(max(size, WINDOW), LARGEST_WINDOW)
 
     def _to_success(self, after: int, before: int) -> tuple[int, tuple[int, int] | None]:
         """An id below which jobs have succeeded; also above it, there may be some of them."""
