@@ -92,9 +92,9 @@ def blocked(queue: PgQueue) -> None:
 
 
 STATES: dict[Callable[[PgQueue], None], list[str]] = {
-    scheduled: ["pending", "is due at", "pgqueue run-now 1", "Run now", "Cancel", "Edit"],
+    scheduled: ["scheduled", "is due at", "pgqueue run-now 1", "Run now", "Cancel", "Edit"],
     succeeded: ["succeeded", '{"sent": 7}', "vip", "attempt 1: succeeded", "Copy as new"],
-    retried: ["pending", "is retried at", "no money on ***", "attempt 1 failed", "Run now"],
+    retried: ["retrying", "is retried at", "no money on ***", "attempt 1 failed", "Run now"],
     cancelled: ["cancelled", "by its handler", "not wanted", "Requeue"],
     blocked: ["blocked", "no live worker serves queue default", "Limit bank", "not declared"],
 }
