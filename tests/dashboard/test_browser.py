@@ -173,3 +173,19 @@ def test_keys_lead_through_the_pages(browser: "Browser", site: Site) -> None:
             with page.expect_navigation():
                 page.keyboard.press(str(key))
             assert page.locator(".side [aria-current]").inner_text() == label
+
+
+def test_a_refresh_keeps_what_is_open_and_where_the_reader_is(
+    browser: "Browser", site: Site
+) -> None:
+    with opened(browser) as page:
+        page.goto(f"{site.root}/")
+        page.locator("main .chart summary").first.click()
+        page.keyboard.press("j")
+        row = page.locator("table.list tbody tr").first.element_handle()
+        with page.expect_event("requestfinished", lambda sent: "hx-request" in sent.headers):
+            pass
+        page.wait_for_function("document.querySelector('#freshness').textContent === 'now'")
+
+        assert page.locator("main .chart details").first.get_attribute("open") is not None
+        assert page.evaluate("row => row === document.activeElement", row)
