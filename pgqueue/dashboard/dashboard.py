@@ -115,9 +115,9 @@ class Dashboard:
 
     def answer(self, request: Request, *, root: str, path: str) -> Response:
         """Answer a request; ``root``: where the dashboard is mounted, ``path``: what follows."""
-        adapter = _map().bind(request.host, script_name=root or "/", path_info=path)
-        adapter.default_method = request.method
         try:
+            adapter = _map().bind(request.host, script_name=root or "/", path_info=path)
+            adapter.default_method = request.method
             response = self._answered(request, adapter)
         except HTTPException as error:
             response = error.get_response(request.environ)
@@ -136,12 +136,12 @@ class Dashboard:
         try:
             answer = self._checked(asked, _routes()[endpoint], values)
             response = self._response(asked, answer)
+            asked.finish()
         except BaseException as error:
             asked.finish(error)
             if isinstance(error, HTTPException) or not isinstance(error, Exception):
                 raise
             return self._refusal(asked, error)
-        asked.finish()
         return response
 
     def _access(self, request: Request) -> Access | Response:

@@ -257,12 +257,12 @@ class Asked:
 
     # The addresses
 
-    def url(self, endpoint: str, **values: Any) -> str:
+    def url(self, endpoint: str, /, **values: Any) -> str:
         """The address of a page, relative to the host; values that are None are left out."""
         given = {name: value for name, value in values.items() if value is not None}
         return self._adapter.build(endpoint, given)
 
-    def here(self, **values: Any) -> str:
+    def here(self, /, **values: Any) -> str:
         """The address of this page with other parameters; those that are None are left out."""
         kept = {name: value for name, value in self.request.args.items() if name != "message"}
         endpoint, of_path = self._adapter.match()
@@ -273,7 +273,8 @@ class Asked:
         address = self.posted("back", longest=4 * LONGEST_TEXT)
         root = self._adapter.script_name
         is_here = address.startswith(root) and not address.startswith("//")
-        return address if is_here and "\\" not in address else root
+        # Browsers leave out tabs and line breaks, so that the address may begin with // after all.
+        return address if is_here and address.isprintable() and "\\" not in address else root
 
     def finish(self, error: BaseException | None = None) -> None:
         """Commit what was done, or undo it."""

@@ -230,7 +230,7 @@ def _limit(asked: Asked, *, needs_key: bool = False) -> tuple[str, Any]:
         raise Refused("which key? give the value of the limit's argument, as JSON")
     try:
         value = json.loads(key) if key else None
-    except ValueError:
+    except (ValueError, RecursionError):
         value = key
     return name, (None,) if key and value is None else value
 
