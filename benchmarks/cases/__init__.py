@@ -11,3 +11,4 @@ from benchmarks.cases import unkind as unkind
 from benchmarks.cases import costs as costs
 from benchmarks.cases import idle as idle
 from benchmarks.cases import retention as retention
+from benchmarks.cases import pages as pages
