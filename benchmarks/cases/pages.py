@@ -20,7 +20,7 @@ REPEATS = 20
 """How often each page is asked for in a turn."""
 WEEK = 7 * 24 * 60
 """Minutes."""
-SPENT = 0.01
+SPENT = 0.02
 """Seconds that each waiting job runs, so that the worker is busy until the end."""
 FINGERPRINT = 7
 LEFT_OUT = "took too long and is left out"
@@ -105,7 +105,7 @@ TABS = ("running", "due", "scheduled", "retrying", "blocked", "failed", "succeed
 
 @case(
     smoke=Size(rows=2_000, jobs=500),
-    usual=Size(rows=1_000_000, jobs=100_000, turns=3),
+    usual=Size(rows=1_000_000, jobs=100_000),
     full=Size(rows=10_000_000, jobs=1_000_000, turns=3),
 )
 def pages(bench: Bench, size: Size) -> Finding:
