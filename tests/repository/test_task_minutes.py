@@ -93,3 +93,14 @@ def test_a_chart_has_every_part_of_its_time(connection: Connection) -> None:
     assert (len(by_minute), len(by_tens)) == (60, 6)
     assert [one[1:] for one in by_minute if one.succeeded] == [(3, 0, 0, 0, 0), (12, 1, 2, 0, 0)]
     assert [sum(column) for column in list(zip(*by_tens, strict=True))[1:]] == [8, 1, 0, 0, 0]
+
+
+def test_the_durations_of_a_week_are_those_of_one_minute_in_ten(connection: Connection) -> None:
+    minutes = TaskMinutes(connection)
+    minutes.add([minute("a", ago=ago, succeeded=2, ran=[0, 2]) for ago in range(60, 80)])
+
+    [lately] = minutes.since(timedelta(days=1))
+    [week] = minutes.since(timedelta(days=7))
+
+    assert (lately.ended, list(lately.ran)) == (40, [0, 40])
+    assert (week.ended, list(week.ran)) == (40, [0, 40])
