@@ -59,7 +59,7 @@ def move_action() -> sa.Executable:
 
 def _progress() -> dict[str, Any]:
     numbers = {name: sa.bindparam(name, type_=sa.Integer) for name in ("jobs", "skipped")}
-    is_finished = sa.bindparam("is_finished", type_=sa.Boolean)
+    is_finished = sa.cast(sa.bindparam("is_finished", type_=sa.Boolean), sa.Boolean)
     return {
         **numbers,
         "first_ids": array_parameter("first_ids", sa.BigInteger),

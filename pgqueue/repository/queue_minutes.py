@@ -152,9 +152,11 @@ def flows() -> sa.Executable:
     in the first are left out.  A queue without a row had no jobs then.
     """
     mark = queue_minutes.c
-    minute: sa.ColumnElement[Any] = sa.literal_column("interval '1 minute'")
+    minutes_before: sa.ColumnElement[Any] = sa.literal_column(
+        f"interval '{FLOW_MINUTES + 1} minutes'"
+    )
     end = _minute(NOW - WRITTEN_LATE)
-    begin = end - sa.literal_column(str(FLOW_MINUTES + 1)) * minute
+    begin = end - minutes_before
     is_whole = sa.and_(mark.at >= begin, mark.at < end)
     bound = (
         sa.select(pg.min(mark.at).label("first"), pg.max(mark.at).label("last"))

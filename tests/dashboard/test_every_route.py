@@ -173,7 +173,7 @@ TEXTS = st.one_of(
 
 
 @pytest.mark.parametrize("route", PAGES, ids=endpoint)
-@settings(suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=8, suppress_health_check=list(HealthCheck), deadline=None)
 @given(
     query=st.dictionaries(
         st.sampled_from(["q", "span", "before", "word", "value", "task", "tried", "copy", "actor"]),
