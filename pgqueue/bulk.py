@@ -318,13 +318,33 @@ def document_of(which: JobFilter) -> dict[str, Any]:
     return FILTERS.encode({name: values[name] for name in given})
 
 
-def target_in_words(action: Action) -> str:
+def check_arguments(queue: Operations, which: JobFilter) -> None:
+    """Check that the log may keep the values of a filter by arguments.
+
+    Raises OptionError for a secret argument, and for jobs of any task, of which one may have a
+    secret argument of this name.
+    """
+    if not which.args:
+        return
+    task = queue.tasks.get(which.task or "")
+    if task is None:
+        raise OptionError(
+            "an action on jobs with an argument needs their task, too, one of this application"
+        )
+    if hidden := sorted({name for name, _ in which.args} & {*task.settings.secret_args}):
+        raise OptionError(f"argument {hidden[0]} is secret: no filter finds it")
+
+
+def target_in_words(action: Action, *, show_arguments: bool) -> str:
     """What an action was done to: the line of a filter, or what was named."""
     if "filter" in action.target:
         try:
-            return line_of(filter_from(action.target["filter"]))
+            which = filter_from(action.target["filter"])
         except OptionError:  # code of another version has written it
-            return str(action.target["filter"])
+            return str(action.target["filter"]) if show_arguments else "a filter"
+        if which.args and not show_arguments:
+            return f"{line_of(replace(which, args=()))} and some arguments".strip()
+        return line_of(which)
     values = {
         name: ", ".join(map(str, value)) if isinstance(value, list) else value
         for name, value in action.target.items()

@@ -358,3 +358,20 @@ def test_every_condition_of_a_filter_survives_in_the_log(queue: PgQueue) -> None
     found = bulk.filter_of(begun(queue, "requeue", which))
 
     assert found == replace(which, statuses=FAILED)
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        (JobFilter(task="pay", args=(("card", "4012"),)), "argument card is secret"),
+        (JobFilter(args=(("card", "4012"),)), "needs their task, too"),
+        (JobFilter(task="nobody", args=(("card", "4012"),)), "needs their task, too"),
+    ],
+)
+def test_the_log_keeps_no_secret_of_a_filter(queue: PgQueue, which: JobFilter, words: str) -> None:
+    @queue.task(name="pay", secret_args=["card"])
+    def pay(card: str, to: str) -> None: ...
+
+    with pytest.raises(OptionError, match=words):
+        bulk.check_arguments(queue, which)
+    bulk.check_arguments(queue, JobFilter(task="pay", args=(("to", "zoe"),)))

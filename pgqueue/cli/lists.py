@@ -346,7 +346,7 @@ LOG = View(
         "at": lambda one: local(one.at),
         "actor": lambda one: one.actor,
         "action": lambda one: one.action,
-        "target": lambda one: redacted(target_in_words(one)),
+        "target": lambda one: redacted(target_in_words(one, show_arguments=True)),
         "jobs": lambda one: one.jobs,
         "skipped": lambda one: one.skipped,
         "reason": lambda one: redacted(one.reason),

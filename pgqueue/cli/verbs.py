@@ -235,6 +235,7 @@ def _run(
         with opened(queue) as session:
             ids = Listing(session).ids(chosen, limit=limit)
         portions = iter(())
+        bulk.check_arguments(queue, chosen)
         if ids:
             called = " or ".join(sorted(chosen.statuses)) if asked.statuses else verb.called
             if not yes:

@@ -7,6 +7,8 @@ from sqlalchemy import Engine
 from visitor import SECRET, Visitor
 
 from pgqueue import PgQueue
+from pgqueue.bulk import document_of
+from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.operator_actions import Action, OperatorActions
 
 
@@ -87,3 +89,14 @@ def test_a_user_with_a_scope_sees_the_own_actions(queue: PgQueue) -> None:
     assert "requeue" in eve.text("/log")
     assert eve.get("/log/1").status_code == 404
     assert eve.get("/log/2").status_code == 200
+
+
+def test_the_arguments_of_a_filter_need_their_right(queue: PgQueue) -> None:
+    which = JobFilter(task="send", args=(("to", "zoe"),))
+    add(queue, "bob", "requeue", target={"filter": document_of(which)})
+
+    for address in ("/log", "/log/1"):
+        assert "task:send arg.to:zoe" in Visitor(queue).text(address)
+        seen = Visitor(queue, {"view"}).text(address)
+        assert "task:send and some arguments" in seen
+        assert "zoe" not in seen

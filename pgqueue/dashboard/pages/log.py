@@ -1,5 +1,7 @@
 """The log of operators: who has done what, to how many jobs, and what is not finished."""
 
+from functools import partial
+
 from pgqueue import bulk
 from pgqueue.dashboard.pages.actions import RIGHTS
 from pgqueue.dashboard.routing import Asked, Page, Refused, Route
@@ -35,7 +37,7 @@ def log(asked: Asked) -> Page:
         action=action,
         is_unfinished=unfinished,
         is_limited=asked.access.is_limited,
-        target_in_words=bulk.target_in_words,
+        target_in_words=partial(_target, asked),
         endpoint_of=lambda action: _endpoint(asked, action),
     )
 
@@ -50,10 +52,14 @@ def log_entry(asked: Asked, action_id: int) -> Page:
         title=f"{action.action.replace('_', ' ').capitalize()}, action {action_id}",
         shell=f"pgqueue log --before {action_id + 1} --limit 1",
         action=action,
-        target=bulk.target_in_words(action),
+        target=_target(asked, action),
         endpoint=_endpoint(asked, action),
         is_working=False,
     )
+
+
+def _target(asked: Asked, action: Action) -> str:
+    return bulk.target_in_words(action, show_arguments=asked.may("view_arguments"))
 
 
 def _endpoint(asked: Asked, action: Action) -> str | None:
