@@ -260,12 +260,14 @@ class Dashboard:
             return None
         engine = self.queue.engine
         with self._lock:
-            if engine not in self._transactions:
-                made = BoundedTransactions(engine)
-                with made.begin(read_only=True) as session:
-                    schema.verify(session.connection())
-                self._transactions[engine] = made
-            return self._transactions[engine]
+            known = self._transactions.get(engine)
+        if known is None:
+            known = BoundedTransactions(engine)
+            with known.begin(read_only=True) as session:
+                schema.verify(session.connection())
+            with self._lock:
+                known = self._transactions.setdefault(engine, known)
+        return known
 
 
 @cache
