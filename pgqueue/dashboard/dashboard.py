@@ -215,7 +215,8 @@ class Dashboard:
             case _:
                 logger.exception("a page of the dashboard has failed", exc_info=error)
                 words, status = "this page has failed; the log of the server says why", 500
-        page = Page("refused.html", title="Refused", status=status, words=redaction.redacted(words))
+        title = "Refused" if status < 500 else "Not available"
+        page = Page("refused.html", title=title, status=status, words=redaction.redacted(words))
         return self._html(asked, page, now=datetime.now(UTC))
 
     def _html(self, asked: Asked, page: Page, *, now: datetime) -> Response:

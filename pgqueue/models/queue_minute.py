@@ -30,10 +30,11 @@ class QueueMinute(Base):
     counted_at: Mapped[datetime | None]
     """When the jobs were counted last; NULL, as the next columns, in a minute without a count."""
     waiting: Mapped[int | None] = mapped_column(Integer)
-    """Pending jobs, also those that are not due yet."""
+    """Pending jobs, and all those that are not due yet."""
     due: Mapped[int | None] = mapped_column(Integer)
     """Of these, the jobs that are due."""
     blocked: Mapped[int | None] = mapped_column(Integer)
+    """Jobs that would be due without their limits."""
     running: Mapped[int | None] = mapped_column(Integer)
     oldest_due_s: Mapped[int | None] = mapped_column(Integer)
     """For how many seconds the oldest due job had been due; NULL if none was."""

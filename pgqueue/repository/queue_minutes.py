@@ -60,7 +60,7 @@ def count_queues() -> sa.Executable:
     Reads all messages, waiting messages and leases.  In the order of the keys, as
     :func:`add_started`: other orders could deadlock.
     """
-    is_due = message_queue.c.run_at <= NOW
+    is_due, waits_only_for_limits = message_queue.c.run_at <= NOW, waiting_messages.c.run_at <= NOW
     nothing = sa.cast(sa.null(), sa.DateTime(timezone=True))
     mark = queue_minutes.c
     counted = sa.func.coalesce(mark.waiting + mark.blocked + mark.running, ZERO)
@@ -74,9 +74,14 @@ def count_queues() -> sa.Executable:
             ZERO.label("running"),
             pg.min(message_queue.c.run_at).filter(is_due).label("oldest"),
         ).group_by(message_queue.c.queue),
-        sa.select(waiting_messages.c.queue, ZERO, ZERO, count_rows(), ZERO, nothing).group_by(
-            waiting_messages.c.queue
-        ),
+        sa.select(
+            waiting_messages.c.queue,
+            count_rows().filter(~waits_only_for_limits),
+            ZERO,
+            count_rows().filter(waits_only_for_limits),
+            ZERO,
+            nothing,
+        ).group_by(waiting_messages.c.queue),
         sa.select(jobs.c.queue, ZERO, ZERO, ZERO, count_rows(), nothing)
         .join_from(leases, jobs, jobs.c.id == leases.c.target_id)
         .group_by(jobs.c.queue),

@@ -44,7 +44,8 @@ def test_the_unfinished_jobs_of_all_queues_are_counted(engine: Engine) -> None:
         execute(
             engine,
             "INSERT INTO pgqueue.waiting_messages (limit_keys, queue, priority, run_at, task,"
-            " target_id) SELECT 'k', 'narrow', 5, clock_timestamp(), 't', 99",
+            " target_id) SELECT 'k', 'narrow', 5, clock_timestamp() + later, 't', 99"
+            " FROM (VALUES (interval '0'), ('1 hour'), ('2 hours')) AS given (later)",
         )
 
         committed(engine, lambda connection: QueueMinutes(connection).count())
@@ -52,7 +53,7 @@ def test_the_unfinished_jobs_of_all_queues_are_counted(engine: Engine) -> None:
         with engine.begin() as connection:
             latest = QueueMinutes(connection).latest()
     assert latest is not None
-    assert latest.queues["narrow"] == (0, 0, 1, 0, None)
+    assert latest.queues["narrow"] == (2, 0, 1, 0, None)  # two start later
     usual = latest.queues["default"]
     assert (usual.waiting, usual.due, usual.blocked, usual.running) == (2, 1, 0, 1)
     assert usual.oldest_due is not None
