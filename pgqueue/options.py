@@ -327,7 +327,7 @@ class Options:
                 value = None if own is None else each.metadata["from_meta"](own)
                 if each.metadata["check"](value) is None:
                     changed[each.name] = value
-        return replace(self, **changed)
+        return replace(self, **changed) if changed else self
 
     @property
     def uniqueness(self) -> Unique | None:
