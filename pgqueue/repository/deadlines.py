@@ -45,11 +45,14 @@ def has_expired() -> sa.Executable:
         else_=sa.cast(sa.bindparam("expires_in", type_=sa.Float), sa.Float),
     )
     late = _epoch(pg.clock_timestamp()) > _due() + expires_in
-    counts = (jobs.c[name] for name in ("attempts", "snoozes", "interruptions"))
-    has_never_started = sa.and_(*(count == sa.literal_column("0") for count in counts))
     return sa.select(
-        sa.func.coalesce(sa.and_(has_never_started, late), sa.literal_column("false"))
+        sa.func.coalesce(sa.and_(_has_never_started(), late), sa.literal_column("false"))
     ).where(jobs.c.id == sa.bindparam("job_id", type_=sa.BigInteger))
+
+
+def _has_never_started() -> sa.ColumnElement[bool]:
+    counts = ("attempts", "snoozes", "interruptions")
+    return sa.and_(*(jobs.c[name] == sa.literal_column("0") for name in counts))
 
 
 def meta_after_admission(admitted: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
