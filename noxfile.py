@@ -66,7 +66,7 @@ def tests(session: nox.Session, pins: tuple[str, ...]) -> None:
 )
 def smoke(session: nox.Session, pins: tuple[str, ...]) -> None:
     """Imports, every command's help, and a few jobs, beside the oldest and the newest."""
-    extras = "asyncio,embedded,flask,json,metrics,pydantic,rich,tracing"
+    extras = "asyncio,dashboard,embedded,flask,json,metrics,pydantic,rich,tracing"
     session.install("--editable", f".[{extras}]", "pytest", *pins)
     session.run("python", "tests/smoke/smoke.py")
 
