@@ -498,6 +498,14 @@ def test_the_key_of_a_period_stays_taken_after_success(session: Session, task: A
     assert session.execute(text("SELECT * FROM pgqueue.invariant_violations")).all() == []
 
 
+def test_a_delay_of_zero_takes_the_key_of_the_period_of_now(session: Session) -> None:
+    task = daily.options(unique=Unique(by=(), period=36_500 * DAY))
+
+    first = task.options(delay=timedelta(0)).enqueue(session, 1)
+
+    assert task.enqueue(session, 2).id == first.id
+
+
 def test_a_job_that_has_failed_or_was_cancelled_gives_the_key_of_its_period_back(
     session: Session,
 ) -> None:

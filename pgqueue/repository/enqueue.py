@@ -353,8 +353,10 @@ class Enqueues:
         period = None if new.unique is None else new.unique.period
         if period is None or not any(keys):
             return list(keys)
-        times = {name: new.parameters()[name] for name in ("run_at", "delay") if getattr(new, name)}
-        parameters = {"period": period.total_seconds(), **times}
+        parameters = {
+            name: value for name, value in new.parameters().items() if name in ("run_at", "delay")
+        }
+        parameters["period"] = period.total_seconds()
         [(begins_at,)] = fetch(self._executor, period_of_start(new.start), parameters)
         return [None if key is None else f"{KEY_OF_PERIOD}{begins_at}:{key}" for key in keys]
 
