@@ -53,9 +53,10 @@ def enqueue_job(
     """Insert one job and its message; returns the values that the database chose.
 
     ``labelled`` writes meta and tags too.  ``limited``: the message waits to be admitted.
-    ``across``: the unique key is one of all queues.  Returns
-    no row if another unfinished job holds the unique key.  DO NOTHING, because DO UPDATE of the
-    holder costs twelve times as much under contention.
+    ``across``: the unique key is one of all queues.
+
+    Returns no row if another unfinished job holds the unique key.  DO NOTHING, because DO UPDATE of
+    the holder costs twelve times as much under contention.
     """
     values: dict[str, Any] = {
         "queue": sa.bindparam("queue", type_=sa.Text),
@@ -70,9 +71,9 @@ def enqueue_job(
     if unique:
         values["unique_key"] = sa.bindparam("unique_key", type_=sa.Text)
         values["held_unique_key"] = sa.bindparam("unique_key", type_=sa.Text)
-    skip = Taken.SKIP_ACROSS if across else Taken.SKIP
-    taken = skip if unique else Taken.NEVER
-    job = _inserted(insert_or_skip(jobs).values(values), taken, limited=limited)
+    skip = IfKeyTaken.SKIP_ACROSS if across else IfKeyTaken.SKIP
+    if_taken = skip if unique else IfKeyTaken.NEVER
+    job = _inserted(insert_or_skip(jobs).values(values), if_taken, limited=limited)
     message = (waiting_message_of if limited else message_of)(job).cte("message")
     woken = wake_up_call() if notify else sa.true()
     times = (moment(job.c.run_at), moment(job.c.created_at))
@@ -88,7 +89,7 @@ def enqueue_jobs(*, start: Start, notify: bool, labelled: bool = False) -> sa.Ex
         .render_derived(name="payload")
     )
     own = {"args": payloads.c.args, **(labels() if labelled else {})}
-    return _enqueue_from(payloads, own, start, Taken.NEVER, notify=notify)
+    return _enqueue_from(payloads, own, start, IfKeyTaken.NEVER, notify=notify)
 
 
 @cache
@@ -100,31 +101,32 @@ def enqueue_unique_jobs(
     limited: bool = False,
     across: bool = False,
 ) -> sa.Executable:
-    """The same with a unique key each; returns the new jobs and the holders of taken keys.
+    """Insert a chunk of jobs, each with its unique key; returns the new jobs and the holders of
+    taken keys.
 
     Also for jobs under limits, whose keys differ from job to job.
 
     The holders are read in the statement's snapshot, so that a holder which ends while the
     statement runs, perhaps waiting for other enqueuers, is still found.
     """
-    skip = Taken.SKIP_ACROSS if across else Taken.SKIP
+    skip = IfKeyTaken.SKIP_ACROSS if across else IfKeyTaken.SKIP
     new = _enqueue_with_keys(start, skip, notify=notify, labelled=labelled, limited=limited)
     wanted = document("documents", sa.column("unique_key", sa.Text))
     holder = sa.select(jobs.c.id, jobs.c.held_unique_key, sa.false(), sa.null())
-    return sa.union_all(new, _that_hold(holder, sa.select(wanted.c.unique_key), across))
+    return sa.union_all(new, _only_holders(holder, sa.select(wanted.c.unique_key), across))
 
 
 @cache
 def enqueue_or_lock_jobs(*, start: Start, notify: bool, labelled: bool = False) -> sa.Executable:
-    """The same, but lock the holders of taken keys until the transaction ends, and return only the
-    new jobs.
+    """Insert a chunk of jobs with unique keys; lock the holders of taken keys until the transaction
+    ends, and return only the new jobs.
 
     DO UPDATE locks a row also if its WHERE is false, and writes nothing then.  Rows are inserted or
     locked one by one in the order of the document, so that two callers who use the same keys in
     one order do not deadlock.
     https://www.postgresql.org/docs/current/sql-insert.html#SQL-ON-CONFLICT
     """
-    return _enqueue_with_keys(start, Taken.LOCK, notify=notify, labelled=labelled)
+    return _enqueue_with_keys(start, IfKeyTaken.LOCK, notify=notify, labelled=labelled)
 
 
 @cache
@@ -142,7 +144,7 @@ def holders_of_unique_keys(*, across: bool) -> sa.Executable:
     may_read = pg.has_table_privilege(all_of_jobs)
     keys = pg.jsonb_array_elements_text(json_parameter("keys"))
     holder = sa.select(jobs.c.id, jobs.c.held_unique_key, may_read)
-    return _that_hold(holder, sa.select(keys.column_valued("key")), across)
+    return _only_holders(holder, sa.select(keys.column_valued("key")), across)
 
 
 @cache
@@ -154,8 +156,8 @@ def dispatch_flushed_job(*, unique: bool, notify: bool, limited: bool = False) -
     this_job = jobs.c.id == sa.bindparam("job_id", type_=sa.BigInteger)
     columns = UNDER_LIMITS if limited else DISPATCHED
     if unique:
-        taken = sa.update(jobs).where(this_job).values(held_unique_key=jobs.c.unique_key)
-        job = taken.returning(*columns, jobs.c.created_at).cte("job")
+        update = sa.update(jobs).where(this_job).values(held_unique_key=jobs.c.unique_key)
+        job = update.returning(*columns, jobs.c.created_at).cte("job")
     else:
         job = sa.select(*columns, jobs.c.created_at).where(this_job).cte("job")
     woken = wake_up_call() if notify else sa.true()
@@ -164,7 +166,7 @@ def dispatch_flushed_job(*, unique: bool, notify: bool, limited: bool = False) -
     return sa.select(*times, woken).select_from(job).add_cte(message.cte("message"))
 
 
-class Taken(StrEnum):
+class IfKeyTaken(StrEnum):
     """What an insert does with a row whose unique key is taken."""
 
     NEVER = "never"
@@ -174,7 +176,7 @@ class Taken(StrEnum):
     LOCK = "lock"
 
 
-def _that_hold(holder: sa.Select[Any], keys: sa.Select[Any], across: bool) -> sa.Select[Any]:
+def _only_holders(holder: sa.Select[Any], keys: sa.Select[Any], across: bool) -> sa.Select[Any]:
     return holder.where(
         is_key_across_queues() if across else jobs.c.queue == text_parameter("queue"),
         jobs.c.held_unique_key.in_(keys),
@@ -183,7 +185,7 @@ def _that_hold(holder: sa.Select[Any], keys: sa.Select[Any], across: bool) -> sa
 
 
 def _enqueue_with_keys(
-    start: Start, taken: Taken, *, notify: bool, labelled: bool, limited: bool = False
+    start: Start, if_taken: IfKeyTaken, *, notify: bool, labelled: bool, limited: bool = False
 ) -> sa.Select[Any]:
     more = [sa.column("limit_keys", sa.Text)] if limited else []
     payloads = document(
@@ -193,14 +195,14 @@ def _enqueue_with_keys(
     own = {"args": payloads.c.args, "unique_key": key, "held_unique_key": key}
     own |= {"limit_keys": payloads.c.limit_keys} if limited else {}
     own |= labels() if labelled else {}
-    return _enqueue_from(payloads, own, start, taken, notify=notify, limited=limited)
+    return _enqueue_from(payloads, own, start, if_taken, notify=notify, limited=limited)
 
 
 def _enqueue_from(
     payloads: Any,
     own: dict[str, Any],
     start: Start,
-    taken: Taken,
+    if_taken: IfKeyTaken,
     *,
     notify: bool,
     limited: bool = False,
@@ -214,7 +216,7 @@ def _enqueue_from(
     }
     values = {**shared, **own}
     rows = sa.select(*values.values()).select_from(payloads)
-    job = _inserted(insert_or_skip(jobs).from_select(list(values), rows), taken, limited=limited)
+    job = _inserted(insert_or_skip(jobs).from_select(list(values), rows), if_taken, limited=limited)
     woken = wake_up_call() if notify else sa.true()
     # An uncorrelated sub-select is evaluated once, whatever the number of jobs.
     woken_count = sa.select(woken).scalar_subquery()
@@ -223,17 +225,17 @@ def _enqueue_from(
     return sa.select(*columns).add_cte(message.cte("message"))
 
 
-def _inserted(job: Any, taken: Taken, *, limited: bool = False) -> sa.CTE:
+def _inserted(job: Any, if_taken: IfKeyTaken, *, limited: bool = False) -> sa.CTE:
     index: dict[str, Any] = {
         "index_elements": [jobs.c.queue, jobs.c.held_unique_key],
         "index_where": jobs.c.held_unique_key.is_not(None),
     }
-    match taken:
-        case Taken.SKIP:
+    match if_taken:
+        case IfKeyTaken.SKIP:
             job = job.on_conflict_do_nothing(**index)
-        case Taken.SKIP_ACROSS:
+        case IfKeyTaken.SKIP_ACROSS:
             job = job.on_conflict_do_nothing()
-        case Taken.LOCK:
+        case IfKeyTaken.LOCK:
             same = {"held_unique_key": jobs.c.held_unique_key}
             job = job.on_conflict_do_update(**index, set_=same, where=sa.false())
     columns = UNDER_LIMITS if limited else DISPATCHED
@@ -348,8 +350,8 @@ class Enqueues:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def held_keys(self, new: NewJob, keys: Sequence[str | None]) -> list[str | None]:
-        """Return unique keys in their stored form, which begins with the period, if any."""
+    def with_period(self, new: NewJob, keys: Sequence[str | None]) -> list[str | None]:
+        """Add the period in which a job is due to unique keys that have one; asks the database."""
         period = None if new.unique is None else new.unique.period
         if period is None or not any(keys):
             return list(keys)
@@ -391,7 +393,7 @@ class Enqueues:
             if holder is not None:
                 return holder
             # The holder has ended since the insert, so the key is free again.
-        raise key_never_free(new, unique_key)
+        raise key_never_free_error(new, unique_key)
 
     def enqueue_chunk(self, new: NewJob, *, documents: str) -> list[int]:
         """Insert a chunk of jobs from a JSON array of their arguments; returns ids in order."""
@@ -418,6 +420,7 @@ class Enqueues:
         meanwhile, and wait for one of our keys.  So roll back to the savepoint, which frees our
         keys, and try each half of the rows separately.
         """
+        # Several rows are split instead of tried again.
         for _ in range(1 if len(rows) > 1 else TRIES_FOR_A_KEY):
             with self._executor.begin_nested() as savepoint:
                 placed = self._enqueue_unless_taken(new, rows)
@@ -426,7 +429,7 @@ class Enqueues:
                     return jobs
                 savepoint.rollback()
         if len(rows) == 1:
-            raise key_never_free(new, rows[0].unique_key)
+            raise key_never_free_error(new, rows[0].unique_key)
         middle = len(rows) // 2
         first = self._enqueue_in_order(new, rows[:middle])
         return first + self._enqueue_in_order(new, rows[middle:])
@@ -451,12 +454,13 @@ class Enqueues:
             else:
                 (created if is_new else held)[key] = Placed(id, is_new)
         keyless = iter(Placed(id, is_new=True) for id in sorted(without_key))
-        taken = {row.unique_key for row in rows if row.unique_key is not None} - created.keys()
-        if taken:
-            holder_of = holders(self._executor, new.queue, sorted(taken))
+        keys = [row.unique_key for row in rows]
+        taken_keys = {key for key in keys if key is not None} - created.keys()
+        # The statement's snapshot shows no holder that was committed after it began.
+        if taken_keys:
+            holder_of = holders(self._executor, new.queue, sorted(taken_keys))
             held |= {key: Placed(holder.id, is_new=False) for key, holder in holder_of.items()}
         placed = {**held, **created}
-        keys = [row.unique_key for row in rows]
         return [next(keyless) if key is None else placed.get(key) for key in keys]
 
     def dispatch(self, job_id: int, *, unique: bool, notify: bool, limited: bool) -> Enqueued:
@@ -493,10 +497,10 @@ def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> 
         placed = {key: Placed(id, is_new=False, is_changed=True) for id, key in at_bound}
     unplaced = [row for row in rows if row.unique_key not in placed]
     without_key = _insert_or_lock(executor, new, unplaced, placed)
-    taken = _missing(unplaced, placed)
-    if taken:
-        placed |= _changed(executor, new, unique, taken)
-        started = _missing(taken, placed)
+    rows_with_taken_key = _missing(unplaced, placed)
+    if rows_with_taken_key:
+        placed |= _changed(executor, new, unique, rows_with_taken_key)
+        started = _missing(rows_with_taken_key, placed)
         if started and unique.until == "started":
             parameters = _names_and_documents(new, started)
             freed = set(executor.execute(unique_keys.free_keys(), parameters).scalars())
@@ -504,7 +508,7 @@ def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> 
             _insert_or_lock(
                 executor, new, [row for row in started if row.unique_key in freed], placed
             )
-        if unchanged := [str(row.unique_key) for row in _missing(taken, placed)]:
+        if unchanged := [str(row.unique_key) for row in _missing(rows_with_taken_key, placed)]:
             holder_of = holders(executor, new.queue, unchanged)
             placed |= {key: Placed(holder.id, is_new=False) for key, holder in holder_of.items()}
     keyless = iter(without_key)
@@ -559,7 +563,7 @@ def _documents(rows: Sequence[Row]) -> dict[str, str]:
     return {"documents": json.dumps([row.values() for row in rows])}
 
 
-def key_never_free(new: NewJob, unique_key: str | None) -> DuplicateJob:
+def key_never_free_error(new: NewJob, unique_key: str | None) -> DuplicateJob:
     return DuplicateJob(
         f"task {new.task}: the unique key {unique_key!r} in queue {new.queue!r} is held by a job "
         f"this transaction cannot see; enqueue again in a new transaction"

@@ -31,7 +31,7 @@ from pgqueue.repository.enqueue import (
     KeyHolder,
     NewJob,
     Row,
-    key_never_free,
+    key_never_free_error,
 )
 from pgqueue.repository.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
 from pgqueue.repository.jobs import JobValues
@@ -205,7 +205,7 @@ class Task(Generic[P, R]):
             if (held := held_job(target, row)) is not None:
                 collect(target, [held.id])
                 return held
-        raise key_never_free(new, written.unique_key)
+        raise key_never_free_error(new, written.unique_key)
 
     async def enqueue_async(
         self,
@@ -249,7 +249,7 @@ class Task(Generic[P, R]):
                     for id in enqueues.enqueue_chunk(new, documents=text)
                 ]
             else:
-                written_rows = written.rows(enqueues.held_keys(new, written.unique_keys))
+                written_rows = written.rows(enqueues.with_period(new, written.unique_keys))
                 raises = self._options.conflict != "return"
                 with connection.begin_nested() if raises else nullcontext():
                     job_ids = _enqueue_unique(
@@ -332,7 +332,7 @@ class Task(Generic[P, R]):
                 if (job := held_job(session, row)) is not None:
                     session.expunge(job)
                     return job
-        raise key_never_free(new, written.unique_key)
+        raise key_never_free_error(new, written.unique_key)
 
     def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
         """Return the same task with other options for the jobs enqueued through it.
@@ -519,7 +519,7 @@ class Task(Generic[P, R]):
     def _in_period(self, connection: Connection, new: NewJob, written: Written) -> Written:
         if new.unique is None or new.unique.period is None:
             return written
-        [key] = Enqueues(connection).held_keys(new, [written.unique_key])
+        [key] = Enqueues(connection).with_period(new, [written.unique_key])
         return replace(written, unique_key=key)
 
     def _new_on(self, connection: Connection) -> NewJob:
@@ -559,7 +559,7 @@ class Task(Generic[P, R]):
             if (job := placed_job(session, placed)) is not None:
                 collect(session, [job.id])
                 return job
-        raise key_never_free(new, written.unique_key)
+        raise key_never_free_error(new, written.unique_key)
 
     def _refuse_autocommit(self, connection: Connection) -> None:
         where = f"{self._where}: on_conflict={self._options.conflict!r}"
