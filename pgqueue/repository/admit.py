@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Insert
-from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.orm import Session
 
 from pgqueue.repository.deadlines import meta_after_admission
@@ -146,7 +146,7 @@ def write_buckets() -> sa.Executable:
         "given", sa.column("limit_key", sa.Text), sa.column("full_at", sa.DateTime(timezone=True))
     )
     rows = sa.select(given.c.limit_key, given.c.full_at).order_by(given.c.limit_key)
-    new = insert_or_skip(limit_buckets).from_select(["limit_key", "full_at"], rows)
+    new = pg_insert(limit_buckets).from_select(["limit_key", "full_at"], rows)
     return new.on_conflict_do_update(
         index_elements=[limit_buckets.c.limit_key], set_={"full_at": new.excluded.full_at}
     )
@@ -185,9 +185,7 @@ def add_places() -> sa.Executable:
     more = document("more", sa.column("limit_key", sa.Text), sa.column("job_id", sa.BigInteger))
     rows = sa.select(more.c.limit_key, more.c.job_id).order_by(more.c.limit_key, more.c.job_id)
     return (
-        insert_or_skip(limit_places)
-        .from_select(["limit_key", "job_id"], rows)
-        .on_conflict_do_nothing()
+        pg_insert(limit_places).from_select(["limit_key", "job_id"], rows).on_conflict_do_nothing()
     )
 
 
@@ -273,7 +271,7 @@ def admit(*, notify: bool) -> sa.Executable:
     message = sa.insert(message_queue).from_select(columns, rows).cte("message")
     woken = sa.select(wake_up_call() if notify else sa.true()).scalar_subquery()
     key = pg.unnest(pg.string_to_array(taken.c.limit_keys, NEWLINE))
-    places = insert_or_skip(limit_places).from_select(
+    places = pg_insert(limit_places).from_select(
         ["limit_key", "job_id"], sa.select(key, taken.c.target_id)
     )
     return sa.select(job.c.id, woken).add_cte(
@@ -355,7 +353,7 @@ def set_capacity_of_key() -> sa.Executable:
     row = sa.select(text_parameter("key"), capacity, *declared).where(
         limits.c.name == text_parameter("limit_name")
     )
-    new = insert_or_skip(limits).from_select(["name", "capacity", *DECLARED], row)
+    new = pg_insert(limits).from_select(["name", "capacity", *DECLARED], row)
     return new.on_conflict_do_update(
         index_elements=[limits.c.name], set_={"capacity": new.excluded.capacity}
     )
@@ -426,7 +424,7 @@ def _declared() -> Insert:
     period = seconds(given.c.period)
     declared = (period if name == "period" else given.c[name] for name in DECLARED)
     rows = sa.select(given.c.name, *declared).order_by(given.c.name)
-    return insert_or_skip(limits).from_select(["name", *DECLARED], rows)
+    return pg_insert(limits).from_select(["name", *DECLARED], rows)
 
 
 def _capacity() -> sa.ColumnElement[int]:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.orm import Session
 
 from pgqueue.errors import BatchEnded, BatchNotFound
@@ -92,11 +92,7 @@ def add_jobs() -> sa.Executable:
     """Add jobs by their ids.  Those that a savepoint has undone meanwhile are left out."""
     ids = sa.cast(sa.bindparam("job_ids"), sa.ARRAY(sa.BigInteger))
     rows = sa.select(sa.cast(BATCH, sa.BigInteger), jobs.c.id).where(jobs.c.id == sa.any_(ids))
-    return (
-        insert_or_skip(batch_jobs)
-        .from_select(["batch_id", "job_id"], rows)
-        .on_conflict_do_nothing()
-    )
+    return pg_insert(batch_jobs).from_select(["batch_id", "job_id"], rows).on_conflict_do_nothing()
 
 
 def may_have_ended() -> sa.ColumnElement[bool]:

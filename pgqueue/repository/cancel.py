@@ -12,7 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.orm import Session
 
 from pgqueue.errors import JobNotFound
@@ -88,7 +88,7 @@ def cancel_waiting(table: sa.Table) -> sa.Executable:
         .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
         .cte("job")
     )
-    letter = insert_or_skip(dead_letters).from_select(
+    letter = pg_insert(dead_letters).from_select(
         ["job_id", "outcome", "queue", "task", "finished_at"], sa.select(job)
     )
     return sa.select(job.c.id).add_cte(letter.on_conflict_do_nothing().cte("letter"))

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import array
-from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.orm import Session
 
 from pgqueue.redaction import secrets_among
@@ -261,7 +261,7 @@ def _leases_for(started: sa.CTE) -> sa.CTE:
         WORKER,
     )
     columns = ["target_id", "message_id", "attempt", "crashes", "worker_id"]
-    new = insert_or_skip(leases).from_select(columns, rows).on_conflict_do_nothing()
+    new = pg_insert(leases).from_select(columns, rows).on_conflict_do_nothing()
     return new.returning(leases.c.message_id, leases.c.attempt, leases.c.crashes).cte("lease")
 
 

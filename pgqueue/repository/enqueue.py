@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.orm import Session
 
 from pgqueue.errors import DuplicateJob
@@ -73,7 +73,7 @@ def enqueue_job(
         values["held_unique_key"] = sa.bindparam("unique_key", type_=sa.Text)
     skip = IfKeyTaken.SKIP_ACROSS if across else IfKeyTaken.SKIP
     if_taken = skip if unique else IfKeyTaken.NEVER
-    job = _inserted(insert_or_skip(jobs).values(values), if_taken, limited=limited)
+    job = _inserted(pg_insert(jobs).values(values), if_taken, limited=limited)
     message = (waiting_message_of if limited else message_of)(job).cte("message")
     woken = wake_up_call() if notify else sa.true()
     times = (moment(job.c.run_at), moment(job.c.created_at))
@@ -216,7 +216,7 @@ def _enqueue_from(
     }
     values = {**shared, **own}
     rows = sa.select(*values.values()).select_from(payloads)
-    job = _inserted(insert_or_skip(jobs).from_select(list(values), rows), if_taken, limited=limited)
+    job = _inserted(pg_insert(jobs).from_select(list(values), rows), if_taken, limited=limited)
     woken = wake_up_call() if notify else sa.true()
     # An uncorrelated sub-select is evaluated once, whatever the number of jobs.
     woken_count = sa.select(woken).scalar_subquery()

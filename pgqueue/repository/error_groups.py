@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.orm import Session
 
 from pgqueue.repository.reading import moment
@@ -51,7 +51,7 @@ def add_errors() -> sa.Executable:
     at = pg.to_timestamp(given.c.at, type_=sa.DateTime(timezone=True))
     version = text_parameter("version")
     rows = sa.select(*(given.c[name] for name in names), at, at, version)
-    new = insert_or_skip(error_groups).from_select(
+    new = pg_insert(error_groups).from_select(
         [*names, "first_at", "last_at", "first_version"],
         rows.order_by(given.c.fingerprint, given.c.task),
     )
@@ -71,7 +71,7 @@ def add_errors() -> sa.Executable:
 @cache
 def note_deploy() -> sa.Executable:
     """Note a version of an application, if it is a new one."""
-    row = insert_or_skip(deploys).values(
+    row = pg_insert(deploys).values(
         application=sa.bindparam("application", type_=sa.Text),
         version=sa.bindparam("version", type_=sa.Text),
     )

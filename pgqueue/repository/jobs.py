@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -155,7 +155,7 @@ def cancel_job(*, kill: bool) -> sa.Executable:
         .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
         .cte("job")
     )
-    letter = insert_or_skip(dead_letters).from_select(
+    letter = pg_insert(dead_letters).from_select(
         ["job_id", "outcome", "queue", "task", "finished_at"], sa.select(job)
     )
     return sa.select(job.c.id).add_cte(letter.on_conflict_do_nothing().cte("letter"))
@@ -254,7 +254,7 @@ def is_cancel_requested() -> sa.Executable:
 
 @cache
 def pause_queue() -> sa.Executable:
-    row = insert_or_skip(queues).values(name=sa.bindparam("name", type_=sa.Text), paused_at=clock())
+    row = pg_insert(queues).values(name=sa.bindparam("name", type_=sa.Text), paused_at=clock())
     kept = sa.func.coalesce(queues.c.paused_at, row.excluded.paused_at)
     return row.on_conflict_do_update(index_elements=[queues.c.name], set_={"paused_at": kept})
 
@@ -267,7 +267,7 @@ def resume_queue() -> sa.Executable:
 
 @cache
 def pause_task() -> sa.Executable:
-    row = insert_or_skip(paused_tasks).values(task=text_parameter("task"))
+    row = pg_insert(paused_tasks).values(task=text_parameter("task"))
     return row.on_conflict_do_nothing()
 
 

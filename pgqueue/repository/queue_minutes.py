@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.orm import Session
 
 from pgqueue.repository.buckets import bucket_of, first_bucket, in_all_buckets
@@ -104,7 +104,7 @@ def count_queues() -> sa.Executable:
         .group_by(parts.c.queue)
         .order_by(parts.c.queue)
     )
-    new = insert_or_skip(queue_minutes).from_select(columns, rows)
+    new = pg_insert(queue_minutes).from_select(columns, rows)
     return new.on_conflict_do_update(
         index_elements=[queue_minutes.c.at, queue_minutes.c.queue],
         set_={name: new.excluded[name] for name in columns[2:]},
@@ -122,7 +122,7 @@ def add_started() -> sa.Executable:
     )
     at = pg.to_timestamp(given.c.minute, type_=sa.DateTime(timezone=True))
     rows = sa.select(at, given.c.queue, given.c.started).order_by(at, given.c.queue)
-    new = insert_or_skip(queue_minutes).from_select(["at", "queue", "started"], rows)
+    new = pg_insert(queue_minutes).from_select(["at", "queue", "started"], rows)
     return new.on_conflict_do_update(
         index_elements=[queue_minutes.c.at, queue_minutes.c.queue],
         set_={"started": queue_minutes.c.started + new.excluded.started},

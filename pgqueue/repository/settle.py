@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import IntegrityError
 
 from pgqueue.checks import LONGEST_DELAY
@@ -359,7 +359,7 @@ def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
     )
 
     recorded = ("message_id", "attempt", "end", *ERROR, "worker_id", "started_at")
-    bad_attempt = insert_or_skip(job_attempts).from_select(
+    bad_attempt = pg_insert(job_attempts).from_select(
         [
             "job_id",
             *("outcome" if name == "end" else name for name in recorded),
@@ -371,7 +371,7 @@ def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
     )
 
     # A job that was recorded as unreadable before keeps its time.
-    unreadable = insert_or_skip(unreadable_jobs).from_select(
+    unreadable = pg_insert(unreadable_jobs).from_select(
         ["job_id", "task", "reason"],
         sa.select(job.c.id, job.c.task, job.c.lease_error).where(
             job.c.lease_waits, job.c.outcome.is_(None)
@@ -429,7 +429,7 @@ def _dead_letters_of(job: sa.CTE, fingerprint: sa.ColumnElement[Any] | None = No
         columns.append("fingerprint")
         values.append(sa.case((job.c.outcome == FAILED, fingerprint)))
     rows = sa.select(*values).where(job.c.outcome.in_([FAILED, CANCELLED]))
-    letters = insert_or_skip(dead_letters).from_select(columns, rows).on_conflict_do_nothing()
+    letters = pg_insert(dead_letters).from_select(columns, rows).on_conflict_do_nothing()
     return letters.cte("letter")
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.orm import Session
 
 from pgqueue.repository.buckets import bucket_of, first_bucket, in_all_buckets
@@ -51,7 +51,7 @@ def add_minutes() -> sa.Executable:
     at = pg.to_timestamp(given.c.minute, type_=sa.DateTime(timezone=True))
     columns = ["at", "task", *ENDED, *DURATIONS]
     rows = sa.select(at, *(given.c[name] for name in columns[1:])).order_by(at, given.c.task)
-    new = insert_or_skip(task_minutes).from_select(columns, rows)
+    new = pg_insert(task_minutes).from_select(columns, rows)
     numbers = {name: task_minutes.c[name] + new.excluded[name] for name in ENDED}
     durations = {name: _sum(task_minutes.c[name], new.excluded[name]) for name in DURATIONS}
     return new.on_conflict_do_update(

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
-from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from pgqueue.repository.batches import has_candidates
 from pgqueue.repository.claim import Claimed
@@ -44,7 +44,7 @@ NO_QUEUES = sa.cast(sa.literal_column("'[]'", sa.Text), JSONB)
 @cache
 def register_worker() -> sa.Executable:
     """Insert the row of a new worker process."""
-    row = insert_or_skip(workers).values(
+    row = pg_insert(workers).values(
         id=WORKER,
         hostname=sa.bindparam("hostname", type_=sa.Text),
         pid=sa.bindparam("pid", type_=sa.Integer),
