@@ -18,7 +18,7 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.batches import Batches, Candidate
-from pgqueue.repository.claim import waiting_queues
+from pgqueue.repository.claim import queues_with_messages
 from pgqueue.repository.health import (
     LIMITS,
     LONGEST_SILENCE,
@@ -179,7 +179,7 @@ def skipped_jobs(queue: PgQueue, session: Session) -> list[admission.Waiting]:
     def look() -> dict[int, admission.Waiting]:
         unserved = {one.name for one in Health(session).unserved_queues()}
         paused = Workers(session).paused()
-        served = set(session.scalars(waiting_queues())) - unserved - set(paused.queues)
+        served = set(session.scalars(queues_with_messages())) - unserved - set(paused.queues)
         jobs = Admissions(session).skipped(
             sorted(served),
             tasks=open_tasks(queue.tasks, paused),

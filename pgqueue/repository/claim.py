@@ -1,6 +1,7 @@
 """Claim: take due messages in order, and with them the right to run their jobs.
 
-A *pair* is a queue and a priority.  A claim scans the index once for each pair, in the order in
+A *pair* is a queue and a priority.  A *cursor* is a pair and the key after which a claim looks; the
+parameters named ``pairs`` are cursors.  A claim scans the index once for each pair, in the order in
 which the caller gives the pairs.  Each scan starts after the cursor of its pair and stops as soon
 as the batch is full.
 """
@@ -56,8 +57,11 @@ def claim(*, ahead: bool, suspects: bool, registered: bool = True) -> sa.Executa
     - ``ahead`` claims for slots that are not free yet: leaves jobs that must not wait in a worker,
       because it may crash; suspects are among them.
 
-    ``registered``: claim nothing for a worker that was declared dead.  At least one row is
-    returned, with the database's time; its other columns are NULL if nothing was claimed.
+    ``registered``: claim only if the worker has a row and was not declared dead; False for a claim
+    without a worker.
+
+    At least one row is returned, with the database's time; its other columns are NULL if nothing
+    was claimed.
     """
     due = _due_messages(suspects=suspects, registered=registered).cte("due")
     message = _taken_messages(due, ahead=ahead, suspects=suspects)
@@ -71,7 +75,7 @@ def claim(*, ahead: bool, suspects: bool, registered: bool = True) -> sa.Executa
         .select_from(started.join(lease, started.c.id == lease.c.message_id))
         .subquery("claimed")
     )
-    moment = _moment(message, due)
+    moment = _time_and_counts(message, due)
     return sa.select(moment, claimed).select_from(moment.outerjoin(claimed, sa.true()))
 
 
@@ -98,7 +102,7 @@ def upcoming() -> sa.Executable:
 
 
 @cache
-def waiting_queues() -> sa.Executable:
+def queues_with_messages() -> sa.Executable:
     """The names of all queues that have messages, also of jobs that wait to be admitted.
 
     One probe of a key for each queue, and for each limit key of a queue.
@@ -163,12 +167,12 @@ def _due_in_order(
     pair: sa.TableValuedAlias, *columns: sa.ColumnElement[Any], suspects: bool = True
 ) -> sa.Select[*tuple[Any, ...]]:
     """The due messages of a pair after its cursor, in the order of claims."""
-    place = sa.tuple_(message_queue.c.run_at, message_queue.c.id)
+    key = sa.tuple_(message_queue.c.run_at, message_queue.c.id)
     return (
         sa.select(*columns)
         .where(
             _of_pair(pair),
-            place > sa.tuple_(pair.c.run_at, pair.c.message_id),
+            key > sa.tuple_(pair.c.run_at, pair.c.message_id),
             message_queue.c.run_at <= pg.statement_timestamp(),
             sa.true() if suspects else message_queue.c.crashes == 0,
         )
@@ -199,22 +203,19 @@ def _of_pair(pair: sa.TableValuedAlias) -> sa.ColumnElement[bool]:
 def _taken_messages(due: sa.CTE, *, ahead: bool, suspects: bool) -> sa.CTE:
     """Delete those of the due messages that the claim may take.
 
-    By ctid, which gives a Tid Scan whatever the statistics; from an array, which is read once:
-    ``id IN (SELECT ... LIMIT 2 FOR UPDATE SKIP LOCKED)`` may run its sub-query once per outer
-    row, and would then delete far more than two.
+    Found by ctid, so that the plan is a Tid Scan whatever the statistics say.  The ctids are an
+    array, which is read once: ``id IN (SELECT ... LIMIT 2 FOR UPDATE SKIP LOCKED)`` may run its
+    sub-query once per outer row, and would then delete far more than two.
     """
-    places = sa.select(due.c.ctid)
+    ctids = sa.select(due.c.ctid)
     if ahead:
-        places = places.where(~due.c.alone)
+        ctids = ctids.where(~due.c.alone)
     elif suspects:
         suspect = sa.select(due.c.ctid).where(due.c.crashes > 0).correlate(None).limit(1)
         is_one = due.c.ctid == suspect.scalar_subquery()
-        places = places.where(sa.or_(due.c.crashes == 0, is_one))
+        ctids = ctids.where(sa.or_(due.c.crashes == 0, is_one))
     return (
-        sa.delete(message_queue)
-        .where(among(places) == CTID)
-        .returning(message_queue)
-        .cte("message")
+        sa.delete(message_queue).where(among(ctids) == CTID).returning(message_queue).cte("message")
     )
 
 
@@ -265,7 +266,7 @@ def _leases_for(started: sa.CTE) -> sa.CTE:
     return new.returning(leases.c.message_id, leases.c.attempt, leases.c.crashes).cte("lease")
 
 
-def _moment(message: sa.CTE, due: sa.CTE) -> sa.Subquery:
+def _time_and_counts(message: sa.CTE, due: sa.CTE) -> sa.Subquery:
     """The database's time, and how many messages were taken and how many were found, in one row
     that always exists."""
     second_ago = pg.statement_timestamp() - sa.literal_column("interval '1 second'")
@@ -310,7 +311,7 @@ class ClaimCursor(NamedTuple):
 
 
 class Upcoming(NamedTuple):
-    """The waiting messages, read without a lock."""
+    """When messages of ``message_queue`` are due, read without a lock."""
 
     is_due: bool
     """Whether a message is due; another transaction may hold it."""
@@ -341,6 +342,7 @@ class Claim:
     left: int
     """Messages found and left, because the claim must not take them."""
     read_at: str
+    """The database's time at the claim, as it wrote it."""
     quiet_until: str
     """One second before the claim, by the database's clock."""
 
@@ -368,7 +370,8 @@ class Claims:
     ) -> Claim:
         """Claim due jobs, in the order in which they start.
 
-        ``registered``: claim nothing for a worker that was declared dead.
+        ``registered``: claim only if the worker has a row and was not declared dead; False for a
+        claim without a worker.
         """
         parameters = {
             "pairs": _documents(pairs),
@@ -389,7 +392,8 @@ class Claims:
     def first_due(
         self, pairs: Iterable[ClaimCursor], *, tasks: str, suspects: bool
     ) -> list[tuple[ClaimCursor, int]]:
-        """The keys of the messages at which a claim looks first, and the ids of their jobs."""
+        """The first messages, each as the cursor that would pass over it, and the ids of their
+        jobs."""
         parameters = {"pairs": _documents(pairs), "tasks": tasks}
         rows = self._executor.execute(first_due(suspects=suspects), parameters)
         return [(ClaimCursor(*row[:4]), row[4]) for row in rows]
@@ -400,8 +404,8 @@ class Claims:
         is_due, seconds = self._executor.execute(upcoming(), parameters).one()
         return Upcoming(is_due, None if seconds is None else float(seconds))
 
-    def waiting_queues(self) -> list[str]:
-        return [row[0] for row in self._executor.execute(waiting_queues())]
+    def queues_with_messages(self) -> list[str]:
+        return [row[0] for row in self._executor.execute(queues_with_messages())]
 
     def ages(self, pairs: Iterable[ClaimCursor], *, tasks: str, age_after: timedelta) -> Ages:
         """Since when the first due job of each pair has waited."""

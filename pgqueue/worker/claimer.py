@@ -202,7 +202,7 @@ class Claimer(Loop):
         self._has_skipped_look = began < self._next_queues_at + is_busy * NEW_QUEUES_EVERY
         if self._has_skipped_look:
             return False
-        names = served_queues(identity.queues, attempts.waiting_queues)
+        names = served_queues(identity.queues, attempts.queues_with_messages)
         self._next_queues_at = began + NEW_QUEUES_SHARE * (time.monotonic() - began)
         if names == identity.names:
             return False

@@ -121,7 +121,7 @@ class InlineWorker:
         return ClaimCursors(self._served()).pairs(paused=self._paused().queues, from_start=True)
 
     def _served(self) -> Sequence[str]:
-        return served_queues(self._queues, self.attempts.waiting_queues)
+        return served_queues(self._queues, self.attempts.queues_with_messages)
 
     def _open_tasks(self) -> str:
         return open_tasks(self._tasks, self._paused())

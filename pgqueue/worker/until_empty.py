@@ -42,7 +42,7 @@ def drain_ahead(
         def upcoming() -> Upcoming:
             if deadline is not None and time.monotonic() >= deadline:
                 return NOTHING
-            names = served_queues(queues, attempts.waiting_queues)
+            names = served_queues(queues, attempts.queues_with_messages)
             pairs = ClaimCursors(names).pairs(from_start=True)
             return attempts.upcoming(pairs, tasks=tasks)
 

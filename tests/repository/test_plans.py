@@ -127,7 +127,7 @@ class TestClaims:
         self, worker: LogicalWorker
     ) -> None:
         with plans_of(worker.line) as plans:
-            assert worker.attempts.waiting_queues() == ["default"]
+            assert worker.attempts.queues_with_messages() == ["default"]
 
         assert plans.only.rows_of("message_queue") <= 2
         assert plans.only.buffers < 50
