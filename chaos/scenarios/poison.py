@@ -122,7 +122,7 @@ def crashes_cost_no_attempt(patch: Patch) -> None:
 
     def for_free() -> list[ColumnElement[object]]:
         return [
-            literal_column("0").label("burned") if each.name == "burned" else each
+            literal_column("0").label("used_up") if each.name == "used_up" else each
             for each in real()
         ]
 

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from pgqueue.repository.settle import free_among, write_outcomes
-from pgqueue.repository.tables import clock, crash_words, leases, workers
+from pgqueue.repository.tables import CRASH, clock, leases, workers
 
 LIMIT = sa.bindparam("limit", type_=sa.Integer)
 
@@ -61,7 +61,7 @@ def rescue_leases() -> sa.Executable:
     orphans = orphaned_leases().order_by(leases.c.target_id)
     unlocked = orphans.with_for_update(of=leases, skip_locked=True).cte("any_orphan")
     orphan = free_among(unlocked).limit(LIMIT).cte("orphan")
-    lease = (
+    settled = (
         sa.delete(leases)
         .where(leases.c.target_id == orphan.c.target_id)
         .returning(
@@ -73,9 +73,9 @@ def rescue_leases() -> sa.Executable:
             leases.c.started_at,
             *_crashed(),
         )
-        .cte("lease")
+        .cte("settled")
     )
-    return write_outcomes(lease, "task", "queue", "lease_attempt", "max_attempts", "meta")
+    return write_outcomes(settled, "task", "queue", "settled_attempt", "max_attempts", "meta")
 
 
 def catalog(name: str, *columns: str) -> sa.TableClause:
@@ -94,13 +94,16 @@ def _crashed() -> list[Any]:
     """The outcome of every rescued attempt, in the columns that :func:`settle.settle` uses."""
     return [
         sa.false().label("waits"),
-        sa.cast(sa.null(), sa.Text).label("ending"),
+        sa.cast(sa.null(), sa.Text).label("job_outcome"),
         sa.cast(sa.null(), sa.Float).label("delay"),
-        sa.literal_column("1").label("burned"),
+        sa.literal_column("1").label("used_up"),
         sa.literal_column("0").label("snoozed"),
         sa.cast(sa.null(), sa.SmallInteger).label("max_interruptions"),
         sa.cast(sa.null(), JSONB).label("result"),
-        *crash_words(),
+        sa.literal_column("'crashed'").label("attempt_end"),
+        sa.literal_column(f"'{CRASH.type}'").label("error_type"),
+        sa.literal(CRASH.message, sa.Text).label("error"),
+        sa.literal_column(f"'{CRASH.fingerprint}'::bigint", sa.BigInteger).label("fingerprint"),
         sa.cast(sa.null(), sa.Text).label("traceback"),
     ]
 

@@ -1,8 +1,8 @@
 """Settle: write the outcome of an attempt, if the lease is still ours.
 
-Every write of a worker begins at the fence (:mod:`pgqueue.repository.fence`), which deletes the
-leases.  Everything else is derived from the deleted leases, so a worker that has lost its lease
-changes nothing.
+Every statement that ends an attempt checks the fence (:mod:`pgqueue.repository.fence`).  Most begin
+by deleting the lease there, and derive everything else from the deleted lease.  So a worker that
+has lost its lease changes nothing.
 """
 
 import json
@@ -72,30 +72,30 @@ MOST_SNOOZES = sa.literal_column("32767", sa.Integer)
 HALF = sa.literal_column("CAST(0.5 AS FLOAT)", sa.Float)
 SHORTEST_PAUSE = sa.literal_column("CAST(5 AS FLOAT)", sa.Float)
 LONGEST_PAUSE = sa.literal_column("CAST(60 AS FLOAT)", sa.Float)
-BURNED = sa.literal_column("1", sa.SmallInteger)
-ONE_ATTEMPT = sa.cast(sa.literal_column("1"), sa.SmallInteger)
-KEPT = sa.cast(sa.literal_column("0"), sa.SmallInteger)
+USED_UP = sa.literal_column("1", sa.SmallInteger)
+FIRST_ATTEMPT = sa.cast(sa.literal_column("1"), sa.SmallInteger)
+NOT_USED_UP = sa.cast(sa.literal_column("0"), sa.SmallInteger)
 ONE = sa.literal_column("1", sa.Integer)
-SETTLEMENT = (
+VERDICT_COLUMNS = (
     sa.column("target_id", sa.BigInteger),
     sa.column("message_id", sa.BigInteger),
     sa.column("attempt", sa.SmallInteger),
-    sa.column("ending", sa.Text),
+    sa.column("job_outcome", sa.Text),
     sa.column("delay", sa.Float),
     sa.column("give_up_after", sa.Float),
-    sa.column("burned", sa.SmallInteger),
+    sa.column("used_up", sa.SmallInteger),
     sa.column("crashed", sa.SmallInteger),
     sa.column("snoozed", sa.SmallInteger),
     sa.column("max_interruptions", sa.SmallInteger),
     sa.column("max_unreadable", sa.Float),
     sa.column("result", JSONB),
-    sa.column("end", sa.Text),
+    sa.column("attempt_end", sa.Text),
     sa.column("error_type", sa.Text),
     sa.column("error", sa.Text),
     sa.column("traceback", sa.Text),
     sa.column("fingerprint", sa.BigInteger),
 )
-"""How an attempt has ended, as its worker says it."""
+"""One attempt and its end, as ``_row_of`` writes it."""
 ERROR = ("error_type", "error", "traceback")
 KEPT_AS_GIVEN = ("snoozed", "max_interruptions", "result", *ERROR, "fingerprint")
 LAST_INTERRUPTION = sa.literal_column("' The job has reached max_interruptions = '", sa.Text)
@@ -108,7 +108,7 @@ def settle() -> sa.Executable:
     The document says that an unreadable job fails.  Until ``max_unreadable`` has passed, the job
     waits instead: half of the time it has been unreadable, from 5 seconds to a minute.
     """
-    given = document("verdicts", *SETTLEMENT)
+    given = document("verdicts", *VERDICT_COLUMNS)
     gone = fence.deleted_leases(given)
     # OFFSET keeps the planner from joining in another order: one probe by key for each such job.
     unreadable = (
@@ -122,8 +122,10 @@ def settle() -> sa.Executable:
     waits = waited < seconds(given.c.max_unreadable)
     half = sa.cast(sa.extract("epoch", waited), sa.Float) * HALF
     pause = sa.func.least(sa.func.greatest(half, SHORTEST_PAUSE), LONGEST_PAUSE)
-    ended = sa.case((waits, sa.null()), (_is_too_late(given, gone), FAILED), else_=given.c.ending)
-    lease = (
+    job_outcome = sa.case(
+        (waits, sa.null()), (_is_too_late(given, gone), FAILED), else_=given.c.job_outcome
+    )
+    settled = (
         sa.select(
             *(column for column in gone.c if column.name != "crashes"),
             # A crash of the child process counts as a crash of the worker: the job is then
@@ -132,18 +134,18 @@ def settle() -> sa.Executable:
             *(given.c[name] for name in KEPT_AS_GIVEN),
             waits.label("waits"),
             sa.case((waits, pause), else_=given.c.delay).label("delay"),
-            sa.case((waits, KEPT), else_=given.c.burned).label("burned"),
-            ended.label("ending"),
-            sa.case((waits, sa.null()), else_=given.c.end).label("end"),
+            sa.case((waits, NOT_USED_UP), else_=given.c.used_up).label("used_up"),
+            job_outcome.label("job_outcome"),
+            sa.case((waits, sa.null()), else_=given.c.attempt_end).label("attempt_end"),
         )
         .select_from(
             gone.join(
                 given, sa.and_(*equal(given, gone, ("target_id", "message_id", "attempt")))
             ).outerjoin(unreadable, sa.true())
         )
-        .cte("lease")
+        .cte("settled")
     )
-    return write_outcomes(lease)
+    return write_outcomes(settled)
 
 
 @cache
@@ -270,8 +272,11 @@ def _succeeded_jobs(lease: sa.CTE) -> sa.CTE:
     )
 
 
-def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
-    """Apply the outcomes of these deleted leases: the only place where they are written.
+def write_outcomes(settled: sa.CTE, *more: str) -> sa.Executable:
+    """Apply the outcomes of these deleted leases, of every kind.
+
+    Plain successes have a shorter form, ``_succeeded_jobs``, which repeats the rules that concern
+    them.  Needs the columns of ``fence.lease_columns()`` and those of ``rescue._crashed()``.
 
     Returns each job and its outcome, and ``more`` of its columns, meta as text.
 
@@ -282,60 +287,62 @@ def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
     """
     interruptions = sa.cast(jobs.c.interruptions, sa.Integer) + ONE
     # NULL, which counts as false, if the attempt was not interrupted.
-    is_last_interruption = interruptions >= lease.c.max_interruptions
-    used_up = sa.and_(lease.c.burned == BURNED, lease.c.attempt >= jobs.c.max_attempts)
-    ending = sa.case(
+    is_last_interruption = interruptions >= settled.c.max_interruptions
+    uses_up_last_attempt = sa.and_(
+        settled.c.used_up == USED_UP, settled.c.attempt >= jobs.c.max_attempts
+    )
+    job_outcome = sa.case(
         (jobs.c.cancel_requested_at.is_not(None), CANCELLED),
-        (lease.c.ending.is_not(None), lease.c.ending),
-        (used_up, FAILED),
+        (settled.c.job_outcome.is_not(None), settled.c.job_outcome),
+        (uses_up_last_attempt, FAILED),
         (is_last_interruption, FAILED),
     )
     job = (
         sa.update(jobs)
-        .where(jobs.c.id == lease.c.target_id, jobs.c.outcome.is_(None))
+        .where(jobs.c.id == settled.c.target_id, jobs.c.outcome.is_(None))
         .values(
-            outcome=ending,
+            outcome=job_outcome,
             # At most max_attempts: the attempt that only finds the job exhausted may crash too.
-            attempts=sa.func.least(lease.c.attempt - 1 + lease.c.burned, jobs.c.max_attempts),
+            attempts=sa.func.least(settled.c.attempt - 1 + settled.c.used_up, jobs.c.max_attempts),
             # Limited: a job that snoozes for ever must not fail when the counter is at its maximum.
             snoozes=sa.func.least(
-                sa.cast(jobs.c.snoozes, sa.Integer) + lease.c.snoozed, MOST_SNOOZES
+                sa.cast(jobs.c.snoozes, sa.Integer) + settled.c.snoozed, MOST_SNOOZES
             ),
             interruptions=sa.case(
-                (lease.c.max_interruptions.is_not(None), interruptions),
+                (settled.c.max_interruptions.is_not(None), interruptions),
                 else_=jobs.c.interruptions,
             ),
             # Without a delay the job keeps its run_at: a new one would put it behind the backlog.
             run_at=sa.case(
                 (
-                    sa.and_(ending.is_(None), lease.c.delay.is_not(None)),
-                    clock() + seconds(lease.c.delay),
+                    sa.and_(job_outcome.is_(None), settled.c.delay.is_not(None)),
+                    clock() + seconds(settled.c.delay),
                 ),
                 else_=jobs.c.run_at,
             ),
-            result=lease.c.result,
+            result=settled.c.result,
             # NULL after a successful attempt; earlier attempts keep their errors on record.
             last_error=sa.func.coalesce(
                 sa.case(
                     (
                         is_last_interruption,
-                        pg.concat(lease.c.error, LAST_INTERRUPTION, lease.c.max_interruptions),
+                        pg.concat(settled.c.error, LAST_INTERRUPTION, settled.c.max_interruptions),
                     )
                 ),
-                sa.func.nullif(sa.cast(lease.c.error, sa.Text), sa.literal_column("''", sa.Text)),
-                lease.c.error_type,  # of an exception without a message
-                sa.case((lease.c.ending.is_distinct_from(SUCCEEDED), jobs.c.last_error)),
+                sa.func.nullif(sa.cast(settled.c.error, sa.Text), sa.literal_column("''", sa.Text)),
+                settled.c.error_type,  # of an exception without a message
+                sa.case((settled.c.job_outcome.is_distinct_from(SUCCEEDED), jobs.c.last_error)),
             ),
-            started_at=sa.case((lease.c.burned == BURNED, lease.c.started_at)),
-            finished_at=sa.case((ending.is_not(None), clock())),
+            started_at=sa.case((settled.c.used_up == USED_UP, settled.c.started_at)),
+            finished_at=sa.case((job_outcome.is_not(None), clock())),
             held_unique_key=sa.case(
-                (ending.is_(None), jobs.c.held_unique_key),
-                (ending == SUCCEEDED, key_after_success()),
+                (job_outcome.is_(None), jobs.c.held_unique_key),
+                (job_outcome == SUCCEEDED, key_after_success()),
             ),
         )
         .returning(
             *jobs.c,
-            *(column.label(f"lease_{column.name}") for column in lease.c),
+            *(column.label(f"settled_{column.name}") for column in settled.c),
             _next_start_counts().label("next_start_counts"),
         )
         .cte("job")
@@ -343,8 +350,10 @@ def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
 
     # The messages of jobs that go on.  A job that crashed before, has only one attempt, or has
     # places in limits is not claimed ahead of a slot.
-    moved = (*PLACE, "id", "task", "attempts", "lease_crashes")
-    alone = sa.or_(job.c.lease_crashes > 0, job.c.max_attempts == 1, job.c.limit_keys.is_not(None))
+    moved = (*PLACE, "id", "task", "attempts", "settled_crashes")
+    alone = sa.or_(
+        job.c.settled_crashes > 0, job.c.max_attempts == 1, job.c.limit_keys.is_not(None)
+    )
     next_message = sa.insert(message_queue).from_select(
         [*PLACE, "target_id", "task", "attempt", "crashes", "alone"],
         sa.select(*(job.c[name] for name in moved), alone).where(
@@ -358,32 +367,32 @@ def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
         ),
     )
 
-    recorded = ("message_id", "attempt", "end", *ERROR, "worker_id", "started_at")
+    recorded = ("message_id", "attempt", "attempt_end", *ERROR, "worker_id", "started_at")
     bad_attempt = pg_insert(job_attempts).from_select(
         [
             "job_id",
-            *("outcome" if name == "end" else name for name in recorded),
+            *("outcome" if name == "attempt_end" else name for name in recorded),
             "finished_at",
         ],
-        sa.select(job.c.id, *(job.c[f"lease_{name}"] for name in recorded), clock()).where(
-            job.c.lease_end.is_not(None)
+        sa.select(job.c.id, *(job.c[f"settled_{name}"] for name in recorded), clock()).where(
+            job.c.settled_attempt_end.is_not(None)
         ),
     )
 
     # A job that was recorded as unreadable before keeps its time.
     unreadable = pg_insert(unreadable_jobs).from_select(
         ["job_id", "task", "reason"],
-        sa.select(job.c.id, job.c.task, job.c.lease_error).where(
-            job.c.lease_waits, job.c.outcome.is_(None)
+        sa.select(job.c.id, job.c.task, job.c.settled_error).where(
+            job.c.settled_waits, job.c.outcome.is_(None)
         ),
     )
     # No longer unreadable: an attempt has started, or the job has ended.  Probes by key: a join
     # might read the whole table.
     readable = sa.select(job.c.id).where(
         sa.or_(
-            job.c.lease_burned == BURNED,
-            job.c.lease_snoozed == ONE,
-            job.c.lease_max_interruptions.is_not(None),
+            job.c.settled_used_up == USED_UP,
+            job.c.settled_snoozed == ONE,
+            job.c.settled_max_interruptions.is_not(None),
             job.c.outcome.is_not(None),
         )
     )
@@ -395,7 +404,7 @@ def write_outcomes(lease: sa.CTE, *more: str) -> sa.Executable:
         .add_cte(next_message.cte("next_message"), waiting_message.cte("waiting_message"))
         .add_cte(
             bad_attempt.on_conflict_do_nothing().cte("bad_attempt"),
-            _dead_letters_of(job, job.c.lease_fingerprint),
+            _dead_letters_of(job, job.c.settled_fingerprint),
         )
         .add_cte(follow_up_messages(job))
         .add_cte(unreadable.on_conflict_do_nothing().cte("unreadable"), forgotten.cte("readable"))
@@ -440,10 +449,10 @@ def _is_too_late(given: Any, lease: sa.CTE) -> sa.ColumnElement[bool]:
     and only if there is a limit: CASE evaluates no other branch.
     """
     first = sa.select(pg.max(job_attempts.c.started_at)).where(
-        job_attempts.c.job_id == given.c.target_id, job_attempts.c.attempt == ONE_ATTEMPT
+        job_attempts.c.job_id == given.c.target_id, job_attempts.c.attempt == FIRST_ATTEMPT
     )
     began = sa.case(
-        (lease.c.attempt == ONE_ATTEMPT, lease.c.started_at),
+        (lease.c.attempt == FIRST_ATTEMPT, lease.c.started_at),
         else_=sa.func.coalesce(first.scalar_subquery(), lease.c.started_at),
     )
     late = clock() + seconds(given.c.delay) > began + seconds(given.c.give_up_after)
@@ -506,12 +515,11 @@ class Attempts(Claims):
         )
         if ours == len(successes) and cancelled is None:
             return None
+        if not ours:
+            return {}
         ids = json.loads(settled) if settled else [claimed.job_id for claimed in successes]
-        ended = set(json.loads(cancelled or "[]"))
-        return {
-            job_id: "cancelled" if job_id in ended else "succeeded"
-            for job_id in (ids if ours else [])
-        }
+        cancelled_ids = set(json.loads(cancelled or "[]"))
+        return {job_id: "cancelled" if job_id in cancelled_ids else "succeeded" for job_id in ids}
 
     def delete_succeeded(self, successes: Sequence[Claimed]) -> list[int]:
         """Delete jobs that have succeeded and are not kept; returns their ids.
@@ -575,38 +583,38 @@ def _row_of(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:  # noqa: C901
         "target_id": claimed.job_id,
         "message_id": claimed.message_id,
         "attempt": claimed.attempt,
-        "burned": 1,
+        "used_up": 1,
         "crashed": 0,
         "snoozed": 0,
     }
-    unburned = {**row, "burned": 0}  # uses up no attempt
+    not_used_up = {**row, "used_up": 0}
     match outcome:
         case Succeeded(result):
-            return {**row, "ending": "succeeded", "result": result}
+            return {**row, "job_outcome": "succeeded", "result": result}
         case Retried(delay, error, end, limit):
             times = {"delay": _seconds(delay), "give_up_after": _seconds(limit)}
             crashed = int(end is AttemptEnd.CRASHED)
             return {**row, **times, "crashed": crashed, **_error(error, end)}
         case Failed(error, end):
-            return {**row, "ending": "failed", **_error(error, end)}
+            return {**row, "job_outcome": "failed", **_error(error, end)}
         case Unreadable(error, longest):
-            failed = {"ending": "failed", **_error(error, AttemptEnd.FAILED)}
+            failed = {"job_outcome": "failed", **_error(error, AttemptEnd.FAILED)}
             return {**row, **failed, "max_unreadable": _seconds(longest)}
         case Cancelled(reason):
-            cancelled = {"ending": "cancelled", "end": AttemptEnd.CANCELLED}
+            cancelled = {"job_outcome": "cancelled", "attempt_end": AttemptEnd.CANCELLED}
             return {**row, **cancelled, "error": reason or None}
         case Interrupted(most):
             interrupted = _error(INTERRUPTION, AttemptEnd.INTERRUPTED)
-            return {**unburned, "max_interruptions": most, **interrupted}
+            return {**not_used_up, "max_interruptions": most, **interrupted}
         case Snoozed(delay):
-            return {**unburned, "snoozed": 1, "delay": _seconds(delay)}
+            return {**not_used_up, "snoozed": 1, "delay": _seconds(delay)}
         case Released():
-            return unburned
+            return not_used_up
         case Exhausted():
             crash = {"error": CRASH.message, "fingerprint": CRASH.fingerprint}
-            return {**unburned, "ending": "failed", **crash}
+            return {**not_used_up, "job_outcome": "failed", **crash}
         case Expired(reason):
-            return {**unburned, "ending": "cancelled", "error": reason}
+            return {**not_used_up, "job_outcome": "cancelled", "error": reason}
     assert_never(outcome)
 
 
@@ -619,7 +627,7 @@ def _seconds(delay: timedelta | None) -> float | None:
 
 def _error(error: ErrorReport, end: AttemptEnd) -> dict[str, Any]:
     return {
-        "end": end,
+        "attempt_end": end,
         "error_type": error.type,
         "error": error.message,
         "traceback": error.traceback,

@@ -227,16 +227,6 @@ def delete_unlocked(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.
     return sa.delete(table).where(among(rows) == CTID)
 
 
-def crash_words() -> list[sa.ColumnElement[Any]]:
-    """The outcome, error type, message and fingerprint of a crashed attempt."""
-    return [
-        sa.literal_column("'crashed'").label("end"),
-        sa.literal_column(f"'{CRASH.type}'").label("error_type"),
-        sa.literal(CRASH.message, sa.Text).label("error"),
-        sa.literal_column(f"'{CRASH.fingerprint}'::bigint", sa.BigInteger).label("fingerprint"),
-    ]
-
-
 def deleted_records(gone: sa.CTE) -> list[sa.CTE]:
     """Delete what is on record about deleted jobs, by key."""
     ids = among(sa.select(gone.c.id))

@@ -1,9 +1,9 @@
 WITH gone AS
 (DELETE FROM pgqueue.leases WHERE ctid = ANY (array((SELECT lease.ctid
 FROM pg_catalog.jsonb_to_recordset(CAST(%(verdicts)s::VARCHAR AS JSONB)) AS verdicts(target_id
-    BIGINT, message_id BIGINT, attempt SMALLINT, ending TEXT, delay FLOAT, give_up_after FLOAT,
-    burned SMALLINT, crashed SMALLINT, snoozed SMALLINT, max_interruptions SMALLINT, max_unreadable
-    FLOAT, result JSONB, "end" TEXT, error_type TEXT, error TEXT, traceback TEXT, fingerprint
+    BIGINT, message_id BIGINT, attempt SMALLINT, job_outcome TEXT, delay FLOAT, give_up_after FLOAT,
+    used_up SMALLINT, crashed SMALLINT, snoozed SMALLINT, max_interruptions SMALLINT, max_unreadable
+    FLOAT, result JSONB, attempt_end TEXT, error_type TEXT, error TEXT, traceback TEXT, fingerprint
     BIGINT) JOIN LATERAL (SELECT ctid
 FROM pgqueue.leases
 WHERE pgqueue.leases.target_id = verdicts.target_id AND pgqueue.leases.message_id =
@@ -12,7 +12,7 @@ WHERE pgqueue.leases.target_id = verdicts.target_id AND pgqueue.leases.message_i
  LIMIT ALL OFFSET 0) AS lease ON true))) AND pgqueue.leases.worker_id = %(worker_id)s::UUID
     RETURNING pgqueue.leases.target_id, pgqueue.leases.message_id, pgqueue.leases.attempt,
     pgqueue.leases.crashes, pgqueue.leases.worker_id, pgqueue.leases.started_at),
-lease AS
+settled AS
 (SELECT gone.target_id AS target_id, gone.message_id AS message_id, gone.attempt AS attempt,
     gone.worker_id AS worker_id, gone.started_at AS started_at, gone.crashes + verdicts.crashed AS
     crashes, verdicts.snoozed AS snoozed, verdicts.max_interruptions AS max_interruptions,
@@ -26,7 +26,7 @@ lease AS
     FLOAT) * CAST(0.5 AS FLOAT), CAST(5 AS FLOAT)), CAST(60 AS FLOAT)) ELSE verdicts.delay END AS
     delay, CASE WHEN (pg_catalog.statement_timestamp() - coalesce(met.since,
     pg_catalog.statement_timestamp()) < verdicts.max_unreadable * interval '1 second') THEN CAST(0
-    AS SMALLINT) ELSE verdicts.burned END AS burned, CASE WHEN (pg_catalog.statement_timestamp() -
+    AS SMALLINT) ELSE verdicts.used_up END AS used_up, CASE WHEN (pg_catalog.statement_timestamp() -
     coalesce(met.since, pg_catalog.statement_timestamp()) < verdicts.max_unreadable * interval '1
     second') THEN NULL WHEN CASE WHEN (verdicts.give_up_after IS NOT NULL) THEN
     pg_catalog.clock_timestamp() + verdicts.delay * interval '1 second' > CASE WHEN (gone.attempt =
@@ -35,14 +35,15 @@ lease AS
 FROM pgqueue.job_attempts
 WHERE pgqueue.job_attempts.job_id = verdicts.target_id AND pgqueue.job_attempts.attempt = CAST(1 AS
     SMALLINT)), gone.started_at) END + verdicts.give_up_after * interval '1 second' END THEN
-    'failed' ELSE verdicts.ending END AS ending, CASE WHEN (pg_catalog.statement_timestamp() -
-    coalesce(met.since, pg_catalog.statement_timestamp()) < verdicts.max_unreadable * interval '1
-    second') THEN NULL ELSE verdicts."end" END AS "end"
+    'failed' ELSE verdicts.job_outcome END AS job_outcome, CASE WHEN
+    (pg_catalog.statement_timestamp() - coalesce(met.since, pg_catalog.statement_timestamp()) <
+    verdicts.max_unreadable * interval '1 second') THEN NULL ELSE verdicts.attempt_end END AS
+    attempt_end
 FROM gone JOIN pg_catalog.jsonb_to_recordset(CAST(%(verdicts)s::VARCHAR AS JSONB)) AS
-    verdicts(target_id BIGINT, message_id BIGINT, attempt SMALLINT, ending TEXT, delay FLOAT,
-    give_up_after FLOAT, burned SMALLINT, crashed SMALLINT, snoozed SMALLINT, max_interruptions
-    SMALLINT, max_unreadable FLOAT, result JSONB, "end" TEXT, error_type TEXT, error TEXT, traceback
-    TEXT, fingerprint BIGINT) ON gone.target_id = verdicts.target_id AND gone.message_id =
+    verdicts(target_id BIGINT, message_id BIGINT, attempt SMALLINT, job_outcome TEXT, delay FLOAT,
+    give_up_after FLOAT, used_up SMALLINT, crashed SMALLINT, snoozed SMALLINT, max_interruptions
+    SMALLINT, max_unreadable FLOAT, result JSONB, attempt_end TEXT, error_type TEXT, error TEXT,
+    traceback TEXT, fingerprint BIGINT) ON gone.target_id = verdicts.target_id AND gone.message_id =
     verdicts.message_id AND gone.attempt = verdicts.attempt LEFT OUTER JOIN LATERAL (SELECT
     pgqueue.unreadable_jobs.since AS since
 FROM pgqueue.unreadable_jobs
@@ -50,54 +51,57 @@ WHERE pgqueue.unreadable_jobs.job_id = verdicts.target_id AND verdicts.max_unrea
  LIMIT ALL OFFSET 0) AS met ON true),
 job AS
 (UPDATE pgqueue.jobs SET run_at=CASE WHEN (CASE WHEN (pgqueue.jobs.cancel_requested_at IS NOT NULL)
-    THEN 'cancelled' WHEN (lease.ending IS NOT NULL) THEN lease.ending WHEN (lease.burned = 1 AND
-    lease.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN (CAST(pgqueue.jobs.interruptions
-    AS INTEGER) + 1 >= lease.max_interruptions) THEN 'failed' END IS NULL AND lease.delay IS NOT
-    NULL) THEN pg_catalog.clock_timestamp() + lease.delay * interval '1 second' ELSE
-    pgqueue.jobs.run_at END, attempts=least((lease.attempt - %(attempt_1)s::SMALLINT) +
-    lease.burned, pgqueue.jobs.max_attempts), snoozes=least(CAST(pgqueue.jobs.snoozes AS INTEGER) +
-    lease.snoozed, 32767), interruptions=CASE WHEN (lease.max_interruptions IS NOT NULL) THEN
+    THEN 'cancelled' WHEN (settled.job_outcome IS NOT NULL) THEN settled.job_outcome WHEN
+    (settled.used_up = 1 AND settled.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN
+    (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= settled.max_interruptions) THEN 'failed' END
+    IS NULL AND settled.delay IS NOT NULL) THEN pg_catalog.clock_timestamp() + settled.delay *
+    interval '1 second' ELSE pgqueue.jobs.run_at END, attempts=least((settled.attempt -
+    %(attempt_1)s::SMALLINT) + settled.used_up, pgqueue.jobs.max_attempts),
+    snoozes=least(CAST(pgqueue.jobs.snoozes AS INTEGER) + settled.snoozed, 32767),
+    interruptions=CASE WHEN (settled.max_interruptions IS NOT NULL) THEN
     CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 ELSE pgqueue.jobs.interruptions END,
     outcome=CASE WHEN (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN 'cancelled' WHEN
-    (lease.ending IS NOT NULL) THEN lease.ending WHEN (lease.burned = 1 AND lease.attempt >=
+    (settled.job_outcome IS NOT NULL) THEN settled.job_outcome WHEN (settled.used_up = 1 AND
+    settled.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN
+    (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= settled.max_interruptions) THEN 'failed'
+    END, result=settled.result, last_error=coalesce(CASE WHEN (CAST(pgqueue.jobs.interruptions AS
+    INTEGER) + 1 >= settled.max_interruptions) THEN pg_catalog.concat(settled.error, ' The job has
+    reached max_interruptions = ', settled.max_interruptions) END, nullif(CAST(settled.error AS
+    TEXT), ''), settled.error_type, CASE WHEN (settled.job_outcome IS DISTINCT FROM 'succeeded')
+    THEN pgqueue.jobs.last_error END), held_unique_key=CASE WHEN (CASE WHEN
+    (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN 'cancelled' WHEN (settled.job_outcome IS NOT
+    NULL) THEN settled.job_outcome WHEN (settled.used_up = 1 AND settled.attempt >=
     pgqueue.jobs.max_attempts) THEN 'failed' WHEN (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1
-    >= lease.max_interruptions) THEN 'failed' END, result=lease.result, last_error=coalesce(CASE
-    WHEN (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= lease.max_interruptions) THEN
-    pg_catalog.concat(lease.error, ' The job has reached max_interruptions = ',
-    lease.max_interruptions) END, nullif(CAST(lease.error AS TEXT), ''), lease.error_type, CASE WHEN
-    (lease.ending IS DISTINCT FROM 'succeeded') THEN pgqueue.jobs.last_error END),
-    held_unique_key=CASE WHEN (CASE WHEN (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN
-    'cancelled' WHEN (lease.ending IS NOT NULL) THEN lease.ending WHEN (lease.burned = 1 AND
-    lease.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN (CAST(pgqueue.jobs.interruptions
-    AS INTEGER) + 1 >= lease.max_interruptions) THEN 'failed' END IS NULL) THEN
-    pgqueue.jobs.held_unique_key WHEN (CASE WHEN (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN
-    'cancelled' WHEN (lease.ending IS NOT NULL) THEN lease.ending WHEN (lease.burned = 1 AND
-    lease.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN (CAST(pgqueue.jobs.interruptions
-    AS INTEGER) + 1 >= lease.max_interruptions) THEN 'failed' END = 'succeeded') THEN CASE WHEN
-    pg_catalog.starts_with(pgqueue.jobs.held_unique_key, CAST('pgqueue.period:' AS TEXT)) THEN
-    pgqueue.jobs.held_unique_key END END, started_at=CASE WHEN (lease.burned = 1) THEN
-    lease.started_at END, finished_at=CASE WHEN (CASE WHEN (pgqueue.jobs.cancel_requested_at IS NOT
-    NULL) THEN 'cancelled' WHEN (lease.ending IS NOT NULL) THEN lease.ending WHEN (lease.burned = 1
-    AND lease.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN
-    (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= lease.max_interruptions) THEN 'failed' END
-    IS NOT NULL) THEN pg_catalog.clock_timestamp() END FROM lease WHERE pgqueue.jobs.id =
-    lease.target_id AND pgqueue.jobs.outcome IS NULL RETURNING pgqueue.jobs.id, pgqueue.jobs.queue,
-    pgqueue.jobs.task, pgqueue.jobs.args, pgqueue.jobs.priority, pgqueue.jobs.run_at,
-    pgqueue.jobs.max_attempts, pgqueue.jobs.attempts, pgqueue.jobs.snoozes,
-    pgqueue.jobs.interruptions, pgqueue.jobs.outcome, pgqueue.jobs.result, pgqueue.jobs.last_error,
-    pgqueue.jobs.unique_key, pgqueue.jobs.held_unique_key, pgqueue.jobs.limit_keys,
-    pgqueue.jobs.tags, pgqueue.jobs.meta, pgqueue.jobs.progress, pgqueue.jobs.created_at,
-    pgqueue.jobs.started_at, pgqueue.jobs.finished_at, pgqueue.jobs.cancel_requested_at,
-    pgqueue.jobs.kill_requested_at, lease.target_id AS lease_target_id, lease.message_id AS
-    lease_message_id, lease.attempt AS lease_attempt, lease.worker_id AS lease_worker_id,
-    lease.started_at AS lease_started_at, lease.crashes AS lease_crashes, lease.snoozed AS
-    lease_snoozed, lease.max_interruptions AS lease_max_interruptions, lease.result AS lease_result,
-    lease.error_type AS lease_error_type, lease.error AS lease_error, lease.traceback AS
-    lease_traceback, lease.fingerprint AS lease_fingerprint, lease.waits AS lease_waits, lease.delay
-    AS lease_delay, lease.burned AS lease_burned, lease.ending AS lease_ending, lease."end" AS
-    lease_end, CASE WHEN (pgqueue.jobs.limit_keys IS NOT NULL) THEN (SELECT
-    pg_catalog.bool_or(pgqueue.limits.period IS NOT NULL) AND NOT
-    pg_catalog.bool_or(pgqueue.limits.is_strict) AS anon_2
+    >= settled.max_interruptions) THEN 'failed' END IS NULL) THEN pgqueue.jobs.held_unique_key WHEN
+    (CASE WHEN (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN 'cancelled' WHEN
+    (settled.job_outcome IS NOT NULL) THEN settled.job_outcome WHEN (settled.used_up = 1 AND
+    settled.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN
+    (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= settled.max_interruptions) THEN 'failed' END
+    = 'succeeded') THEN CASE WHEN pg_catalog.starts_with(pgqueue.jobs.held_unique_key,
+    CAST('pgqueue.period:' AS TEXT)) THEN pgqueue.jobs.held_unique_key END END, started_at=CASE WHEN
+    (settled.used_up = 1) THEN settled.started_at END, finished_at=CASE WHEN (CASE WHEN
+    (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN 'cancelled' WHEN (settled.job_outcome IS NOT
+    NULL) THEN settled.job_outcome WHEN (settled.used_up = 1 AND settled.attempt >=
+    pgqueue.jobs.max_attempts) THEN 'failed' WHEN (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1
+    >= settled.max_interruptions) THEN 'failed' END IS NOT NULL) THEN pg_catalog.clock_timestamp()
+    END FROM settled WHERE pgqueue.jobs.id = settled.target_id AND pgqueue.jobs.outcome IS NULL
+    RETURNING pgqueue.jobs.id, pgqueue.jobs.queue, pgqueue.jobs.task, pgqueue.jobs.args,
+    pgqueue.jobs.priority, pgqueue.jobs.run_at, pgqueue.jobs.max_attempts, pgqueue.jobs.attempts,
+    pgqueue.jobs.snoozes, pgqueue.jobs.interruptions, pgqueue.jobs.outcome, pgqueue.jobs.result,
+    pgqueue.jobs.last_error, pgqueue.jobs.unique_key, pgqueue.jobs.held_unique_key,
+    pgqueue.jobs.limit_keys, pgqueue.jobs.tags, pgqueue.jobs.meta, pgqueue.jobs.progress,
+    pgqueue.jobs.created_at, pgqueue.jobs.started_at, pgqueue.jobs.finished_at,
+    pgqueue.jobs.cancel_requested_at, pgqueue.jobs.kill_requested_at, settled.target_id AS
+    settled_target_id, settled.message_id AS settled_message_id, settled.attempt AS settled_attempt,
+    settled.worker_id AS settled_worker_id, settled.started_at AS settled_started_at,
+    settled.crashes AS settled_crashes, settled.snoozed AS settled_snoozed,
+    settled.max_interruptions AS settled_max_interruptions, settled.result AS settled_result,
+    settled.error_type AS settled_error_type, settled.error AS settled_error, settled.traceback AS
+    settled_traceback, settled.fingerprint AS settled_fingerprint, settled.waits AS settled_waits,
+    settled.delay AS settled_delay, settled.used_up AS settled_used_up, settled.job_outcome AS
+    settled_job_outcome, settled.attempt_end AS settled_attempt_end, CASE WHEN
+    (pgqueue.jobs.limit_keys IS NOT NULL) THEN (SELECT pg_catalog.bool_or(pgqueue.limits.period IS
+    NOT NULL) AND NOT pg_catalog.bool_or(pgqueue.limits.is_strict) AS anon_2
 FROM pgqueue.limits
 WHERE pgqueue.limits.name = ANY (array((SELECT pg_catalog.split_part(key, CAST(' ' AS TEXT), 1) AS
     split_part_1
@@ -106,8 +110,8 @@ FROM pg_catalog.unnest(pg_catalog.string_to_array(pgqueue.jobs.limit_keys, pg_ca
 next_message AS
 (INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task, attempt, crashes,
     alone) SELECT job.queue AS queue, job.priority AS priority, job.run_at AS run_at, job.id AS id,
-    job.task AS task, job.attempts AS attempts, job.lease_crashes AS lease_crashes,
-    job.lease_crashes > %(lease_crashes_1)s::SMALLINT OR job.max_attempts =
+    job.task AS task, job.attempts AS attempts, job.settled_crashes AS settled_crashes,
+    job.settled_crashes > %(settled_crashes_1)s::SMALLINT OR job.max_attempts =
     %(max_attempts_1)s::SMALLINT OR job.limit_keys IS NOT NULL AS anon_1
 FROM job
 WHERE job.outcome IS NULL AND job.next_start_counts IS NOT true),
@@ -115,22 +119,23 @@ waiting_message AS
 (INSERT INTO pgqueue.waiting_messages (limit_keys, queue, priority, run_at, target_id, task,
     attempt, crashes) SELECT job.limit_keys AS limit_keys, job.queue AS queue, job.priority AS
     priority, job.run_at AS run_at, job.id AS id, job.task AS task, job.attempts AS attempts,
-    job.lease_crashes AS lease_crashes
+    job.settled_crashes AS settled_crashes
 FROM job
 WHERE job.outcome IS NULL AND job.next_start_counts),
 bad_attempt AS
 (INSERT INTO pgqueue.job_attempts (job_id, message_id, attempt, outcome, error_type, error,
-    traceback, worker_id, started_at, finished_at) SELECT job.id AS id, job.lease_message_id AS
-    lease_message_id, job.lease_attempt AS lease_attempt, job.lease_end AS lease_end,
-    job.lease_error_type AS lease_error_type, job.lease_error AS lease_error, job.lease_traceback AS
-    lease_traceback, job.lease_worker_id AS lease_worker_id, job.lease_started_at AS
-    lease_started_at, pg_catalog.clock_timestamp() AS clock_timestamp_1
+    traceback, worker_id, started_at, finished_at) SELECT job.id AS id, job.settled_message_id AS
+    settled_message_id, job.settled_attempt AS settled_attempt, job.settled_attempt_end AS
+    settled_attempt_end, job.settled_error_type AS settled_error_type, job.settled_error AS
+    settled_error, job.settled_traceback AS settled_traceback, job.settled_worker_id AS
+    settled_worker_id, job.settled_started_at AS settled_started_at, pg_catalog.clock_timestamp() AS
+    clock_timestamp_1
 FROM job
-WHERE job.lease_end IS NOT NULL ON CONFLICT DO NOTHING),
+WHERE job.settled_attempt_end IS NOT NULL ON CONFLICT DO NOTHING),
 letter AS
 (INSERT INTO pgqueue.dead_letters (job_id, outcome, queue, task, finished_at, fingerprint) SELECT
     job.id AS id, job.outcome AS outcome, job.queue AS queue, job.task AS task, job.finished_at AS
-    finished_at, CASE WHEN (job.outcome = 'failed') THEN job.lease_fingerprint END AS anon_3
+    finished_at, CASE WHEN (job.outcome = 'failed') THEN job.settled_fingerprint END AS anon_3
 FROM job
 WHERE job.outcome IN ('failed', 'cancelled') ON CONFLICT DO NOTHING),
 follow_up AS
@@ -168,14 +173,14 @@ FROM follow_up RETURNING CASE WHEN pg_catalog.pg_try_advisory_lock(-219278685411
     pg_catalog.pg_notify('pgqueue_66eafb31', 'enqueued') IS NULL END AS anon_4),
 unreadable AS
 (INSERT INTO pgqueue.unreadable_jobs (job_id, task, reason) SELECT job.id AS id, job.task AS task,
-    job.lease_error AS lease_error
+    job.settled_error AS settled_error
 FROM job
-WHERE job.lease_waits AND job.outcome IS NULL ON CONFLICT DO NOTHING),
+WHERE job.settled_waits AND job.outcome IS NULL ON CONFLICT DO NOTHING),
 readable AS
 (DELETE FROM pgqueue.unreadable_jobs WHERE pgqueue.unreadable_jobs.job_id = ANY (array((SELECT
     job.id
 FROM job
-WHERE job.lease_burned = 1 OR job.lease_snoozed = 1 OR job.lease_max_interruptions IS NOT NULL OR
-    job.outcome IS NOT NULL))))
+WHERE job.settled_used_up = 1 OR job.settled_snoozed = 1 OR job.settled_max_interruptions IS NOT
+    NULL OR job.outcome IS NOT NULL))))
  SELECT job.id, job.outcome
 FROM job
