@@ -234,7 +234,7 @@ class Dashboard:
             "is_live": asked.request.cookies.get("pgqueue_live", "on") != "off",
             "notice": notice,
             "title": page.title,
-            "shell": page.shell,
+            "command": page.command,
             "now": now,
             "left_out": asked.left_out,
         }

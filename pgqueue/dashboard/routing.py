@@ -40,15 +40,15 @@ class Refused(Exception):
 class Page:
     """A template with its variables.
 
-    ``title``: of the page.  ``shell``: the command that shows or does the same.
+    ``title``: of the page.  ``command``: the one that shows or does the same.
     """
 
     def __init__(
-        self, template: str, *, title: str, shell: str = "", status: int = 200, **variables: Any
+        self, template: str, *, title: str, command: str = "", status: int = 200, **variables: Any
     ) -> None:
         self.template = template
         self.title = title
-        self.shell = shell
+        self.command = command
         self.status = status
         self.variables = variables
 

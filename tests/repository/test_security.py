@@ -210,8 +210,7 @@ def code_from_data(path: Path) -> Iterator[str]:
                 forbidden = FORBIDDEN_CALLS & {called}
                 if called.endswith("import_module") and path not in IMPORTS_BY_NAME:
                     forbidden = {called}
-                if called != "Page":  # of the dashboard, which shows a command and runs none
-                    forbidden |= {"shell"} & {word.arg for word in keywords}
+                forbidden |= {"shell"} & {word.arg for word in keywords}
             case _:
                 continue
         if forbidden:

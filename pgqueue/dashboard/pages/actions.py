@@ -37,7 +37,7 @@ def preview_action(asked: Asked) -> Page:
     return Page(
         "preview.html",
         title=f"{_words(action).capitalize()} all that match",
-        shell=_command(action, line),
+        command=_command(action, line),
         action=action,
         verb=_words(action),
         endpoint=f"act_{RIGHTS[action]}",

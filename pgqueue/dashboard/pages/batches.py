@@ -21,7 +21,7 @@ def batches(asked: Asked) -> Page:
     if not asked.access.is_limited:
         found = asked.part("the batches", lambda session: asked.queue.batches(session, NEWEST))
     return Page(
-        "batches.html", title="Batches", shell=f"pgqueue batches --limit {NEWEST}", batches=found
+        "batches.html", title="Batches", command=f"pgqueue batches --limit {NEWEST}", batches=found
     )
 
 
@@ -41,7 +41,7 @@ def batch(asked: Asked, batch_id: int) -> Page:
     return Page(
         "batch.html",
         title=f"Batch {batch_id}{name}",
-        shell=f"pgqueue jobs --batch {batch_id}",
+        command=f"pgqueue jobs --batch {batch_id}",
         batch_id=batch_id,
         batch=found,
         meta="" if meta == "{}" else meta,

@@ -44,7 +44,7 @@ def failures(asked: Asked) -> Page:
     return Page(
         "failures.html",
         title="Failures",
-        shell="pgqueue failures" + ("" if SPANS[span] is None else f" --since {span}"),
+        command="pgqueue failures" + ("" if SPANS[span] is None else f" --since {span}"),
         groups=groups,
         span=span,
         spans=SPANS,
@@ -67,7 +67,7 @@ def failure(asked: Asked, fingerprint: int) -> Page:
     return Page(
         "failure.html",
         title=group.error_type,
-        shell=f"pgqueue requeue --where '{_line_of(group)}'",
+        command=f"pgqueue requeue --where '{_line_of(group)}'",
         group=group,
         error=group.newest_error if is_limited else group.newest_error or group.message,
         page=page,

@@ -86,7 +86,7 @@ def job(asked: Asked, job_id: int) -> Page:
     return Page(
         "job.html",
         title=f"{row['task']} #{job_id}",
-        shell=f"pgqueue jobs {job_id}",
+        command=f"pgqueue jobs {job_id}",
         job=found,
         row=row,
         task=task,

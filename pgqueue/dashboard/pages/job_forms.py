@@ -230,7 +230,7 @@ def _edit_page(
     return Page(
         "edit_job.html",
         title=f"Change {task.name} #{row['id']}",
-        shell=f"pgqueue {'requeue' if is_dead else 'change'} {row['id']} --args JSON",
+        command=f"pgqueue {'requeue' if is_dead else 'change'} {row['id']} --args JSON",
         status=400 if error else 200,
         job_id=row["id"],
         is_dead=is_dead,
@@ -251,7 +251,7 @@ def _enqueue_page(
     return Page(
         "enqueue.html",
         title=f"Enqueue {task.name}",
-        shell=f"pgqueue enqueue {task.name} --args JSON",
+        command=f"pgqueue enqueue {task.name} --args JSON",
         status=400 if error else 200,
         task=task,
         copy=row.get("id"),

@@ -108,7 +108,7 @@ def _page(asked: Asked, which: JobFilter, line: str, *, error: str = "") -> Page
     return Page(
         "jobs.html",
         title="Jobs",
-        shell=f"pgqueue jobs{option}",
+        command=f"pgqueue jobs{option}",
         status=400 if error else 200,
         line=line,
         error=error,

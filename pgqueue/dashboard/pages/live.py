@@ -12,7 +12,7 @@ def live(asked: Asked) -> Page:
     which = asked.scope(JobFilter())
     page = asked.part("the list", lambda session: Pages(session).page(which, limit=NEWEST))
     jobs = None if page is None else page.jobs
-    return Page("live.html", title="Live", shell=f"pgqueue jobs --limit {NEWEST}", jobs=jobs)
+    return Page("live.html", title="Live", command=f"pgqueue jobs --limit {NEWEST}", jobs=jobs)
 
 
 ROUTES = [Route("/live", live)]

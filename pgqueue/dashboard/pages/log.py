@@ -30,7 +30,7 @@ def log(asked: Asked) -> Page:
     return Page(
         "log.html",
         title="Log",
-        shell="pgqueue log --unfinished" if unfinished else "pgqueue log",
+        command="pgqueue log --unfinished" if unfinished else "pgqueue log",
         actions=shown,
         older=shown[-1].id if shown and has_more else None,
         actor=actor,
@@ -50,7 +50,7 @@ def log_entry(asked: Asked, action_id: int) -> Page:
     return Page(
         "log_entry.html",
         title=f"{action.action.replace('_', ' ').capitalize()}, action {action_id}",
-        shell=f"pgqueue log --before {action_id + 1} --limit 1",
+        command=f"pgqueue log --before {action_id + 1} --limit 1",
         action=action,
         target=_target(asked, action),
         endpoint=_endpoint(asked, action),

@@ -171,7 +171,7 @@ def overview(asked: Asked) -> Page:
     return Page(
         "overview.html",
         title="Overview",
-        shell="pgqueue doctor",
+        command="pgqueue doctor",
         needs=asked.part("what needs somebody", partial(needs, asked, rows)),
         rows=None if rows is None else rows.busiest(MOST_QUEUES),
         oldest=_oldest(rows),

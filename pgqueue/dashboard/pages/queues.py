@@ -166,7 +166,7 @@ def queues(asked: Asked) -> Page:
     return Page(
         "queues.html",
         title="Queues",
-        shell="pgqueue status",
+        command="pgqueue status",
         rows=None if rows is None else rows.busiest(MOST_QUEUES),
         left=0 if rows is None else max(len(rows.queues) - MOST_QUEUES, 0),
         limits=limits,

@@ -32,7 +32,7 @@ def schedules(asked: Asked) -> Page:
     if not asked.access.is_limited:
         rows = asked.part("the schedules", lambda session: _read(asked, session))
     return Page(
-        "schedules.html", title="Schedules", shell="pgqueue schedules", rows=rows, recent=RECENT
+        "schedules.html", title="Schedules", command="pgqueue schedules", rows=rows, recent=RECENT
     )
 
 

@@ -62,8 +62,8 @@ def tasks(asked: Asked) -> Page:
     if not asked.access.is_limited:
         rows = asked.part("the tasks", partial(read_tasks, asked, SPANS[span][0]))
     since = {"hour": "1h", "day": "1d", "week": "7d"}[span]
-    shell = f"pgqueue stats --since {since}"
-    return Page("tasks.html", title="Tasks", rows=rows, span=span, spans=SPANS, shell=shell)
+    command = f"pgqueue stats --since {since}"
+    return Page("tasks.html", title="Tasks", rows=rows, span=span, spans=SPANS, command=command)
 
 
 class Bar(NamedTuple):
@@ -124,11 +124,11 @@ def task(asked: Asked, name: str) -> Page:
     one = asked.part("the task", partial(_read_task, asked, name, span))
     if one is not None and one.row is None and not one.failures:
         raise Refused(f"there is no task {name!r}", 404)
-    shell = f"pgqueue stats --task {quote(name)}"
+    command = f"pgqueue stats --task {quote(name)}"
     return Page(
         "task.html",
         title=name,
-        shell=shell,
+        command=command,
         one=one,
         name=name,
         line=line_of(JobFilter(task=name)),

@@ -78,7 +78,7 @@ def _square(asked: Asked, job: HeldJob) -> Square:
 def workers(asked: Asked) -> Page:
     """The live workers, the first started first."""
     rows = asked.part("the workers", partial(read_workers, asked))
-    return Page("workers.html", title="Workers", rows=rows, shell="pgqueue workers")
+    return Page("workers.html", title="Workers", rows=rows, command="pgqueue workers")
 
 
 def quiet_worker(asked: Asked) -> Done:
