@@ -59,7 +59,7 @@ def witness_outlives_its_connection(patch: Patch) -> None:
         return kept[0]
 
     first = patch.set(heartbeat, "Witness", witness)
-    patch.set(liveness, "LONGEST_STEP", float("inf"))
+    patch.set(liveness, "LONGEST_GAP", float("inf"))
 
 
 @mutation

@@ -73,7 +73,7 @@ def hearts_of_some_look_for_cancels(patch: Patch) -> None:
 @mutation
 def time_not_seen_counts(patch: Patch) -> None:
     """A witness that has stood still takes what it sees then for unchanged all the time."""
-    patch.set(liveness, "LONGEST_STEP", float("inf"))
+    patch.set(liveness, "LONGEST_GAP", float("inf"))
 
 
 LOCKS = tuple(

@@ -145,7 +145,7 @@ class Heartbeat(Loop):
             self._on_dead(
                 self._witness.dead_among(beat.others, asked_at=asked_at, answered_at=answered_at)
             )
-        return min(sent_at + BEAT, self._witness.next_verdict_at) - time.monotonic()
+        return min(sent_at + BEAT, self._witness.next_death_at) - time.monotonic()
 
     def end(self) -> None:
         worker_id = self.identity.worker_id

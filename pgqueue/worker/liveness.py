@@ -2,7 +2,8 @@
 
 A worker judges others only by time that it has observed itself: on one uninterrupted connection
 it has seen the same heartbeat for the whole grace period.  After a restart of the server every
-heartbeat is old and every lock is gone, but no worker is declared dead.
+heartbeat is old and every lock is gone.  But each connection is new then, with a new
+:class:`Witness`, so no worker is declared dead.
 """
 
 from dataclasses import dataclass
@@ -15,17 +16,18 @@ FAST_GRACE = timedelta(seconds=1.25)
 """For a worker whose advisory lock is gone too: its connection has ended.
 
 A dead worker's jobs must be claimable within 2 s.  Its last heartbeat may come just before it dies,
-and is seen at the next look, half a second later at most.  The look after that comes when the
-grace period is over: the rest of the 2 s is for the rescue."""
+and is seen at the next look (each heartbeat is one, every 0.5 s).  That leaves 2 - 0.5 - 1.25 s for
+the rescue."""
 
 
 SLOW_GRACE = timedelta(seconds=30)
 """For a worker whose lock is still held: frozen, cut off, or behind a pooler."""
 
 
-LONGEST_STEP = 1.0
-"""Seconds between two looks that count as observed.  A witness that was frozen, or waited for a
-lock, has seen nothing meanwhile; others frozen with it need a moment for their heartbeat."""
+LONGEST_GAP = 1.0
+"""Seconds between two looks that count as observed; of a longer gap, only so many count.  A witness
+that was frozen, or waited for a lock, has seen nothing meanwhile; others frozen with it need a
+moment for their heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +43,33 @@ class Witness:
 
     def __init__(self) -> None:
         self._sightings: dict[UUID, Sighting] = {}
-        self._looked_at = float("inf")
-        self.next_verdict_at = float("inf")
+        self._looked_at = float("inf")  # before the first look nothing was missed
+        self.next_death_at = float("inf")
         """When the first of the others will be dead unless its heartbeat changes."""
 
     def dead_among(
-        self, members: list[SeenWorker], *, asked_at: float, answered_at: float
+        self, others: list[SeenWorker], *, asked_at: float, answered_at: float
     ) -> list[SeenWorker]:
         """The workers whose heartbeat this witness has seen unchanged for the whole grace period.
 
-        Counted from the end of the first look to the beginning of the last: the server may have
-        answered a look that the network delayed at any time between.
+        Counted from the answer to the first look to the request of the last: between the request
+        of a look and its answer, it is unknown when the server has read the heartbeat.
         """
         known, self._sightings = self._sightings, {}
-        unseen = max(answered_at - self._looked_at - LONGEST_STEP, 0.0)
+        unseen = max(answered_at - self._looked_at - LONGEST_GAP, 0.0)
         self._looked_at = answered_at
-        self.next_verdict_at = float("inf")
+        self.next_death_at = float("inf")
         dead: list[SeenWorker] = []
-        for member in members:
-            since, sighting = answered_at, known.get(member.id)
-            if sighting is not None and sighting.heartbeat_at == member.heartbeat_at:
+        for other in others:
+            since, sighting = answered_at, known.get(other.id)
+            if sighting is not None and sighting.heartbeat_at == other.heartbeat_at:
+                # Time that was not observed does not count: it moves the beginning.
                 since = sighting.since + unseen
-            self._sightings[member.id] = Sighting(member.heartbeat_at, since)
-            grace = SLOW_GRACE if member.is_locked else FAST_GRACE
+            self._sightings[other.id] = Sighting(other.heartbeat_at, since)
+            grace = SLOW_GRACE if other.is_locked else FAST_GRACE
             dies_at = since + grace.total_seconds()
             if asked_at >= dies_at:
-                dead.append(member)
+                dead.append(other)
             else:
-                self.next_verdict_at = min(self.next_verdict_at, dies_at)
+                self.next_death_at = min(self.next_death_at, dies_at)
         return dead

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from pgqueue.repository.rescue import SeenWorker
-from pgqueue.worker.liveness import FAST_GRACE, LONGEST_STEP, SLOW_GRACE, Witness
+from pgqueue.worker.liveness import FAST_GRACE, LONGEST_GAP, SLOW_GRACE, Witness
 
 BEAT = datetime(2020, 1, 1, tzinfo=UTC)
 FAST, SLOW = FAST_GRACE.total_seconds(), SLOW_GRACE.total_seconds()
@@ -26,8 +26,8 @@ def watch(
 ) -> list[SeenWorker]:
     """One look after the other; who was dead at the last."""
     dead = look(witness, members, at=start)
-    while start + LONGEST_STEP < end:
-        start += LONGEST_STEP
+    while start + LONGEST_GAP < end:
+        start += LONGEST_GAP
         dead = look(witness, members, at=start)
     return dead
 
@@ -85,7 +85,7 @@ def test_a_witness_that_stood_still_has_seen_nothing_meanwhile(worker: UUID) -> 
     look(witness, [seen], at=0.0)
 
     assert look(witness, [seen], at=10 * SLOW) == []
-    assert look(witness, [seen], at=10 * SLOW + FAST - LONGEST_STEP) == [seen]
+    assert look(witness, [seen], at=10 * SLOW + FAST - LONGEST_GAP) == [seen]
 
 
 def test_a_look_that_waited_for_a_lock_has_seen_nothing_meanwhile(worker: UUID) -> None:
@@ -98,11 +98,11 @@ def test_a_look_that_waited_for_a_lock_has_seen_nothing_meanwhile(worker: UUID) 
 
 def test_it_knows_when_the_next_may_be_dead(worker: UUID) -> None:
     witness, other = Witness(), uuid4()
-    assert witness.next_verdict_at == float("inf")
+    assert witness.next_death_at == float("inf")
     look(witness, [member(worker)], at=0.0)
     look(witness, [member(worker), member(other, is_locked=True)], at=0.5)
 
-    assert witness.next_verdict_at == FAST
+    assert witness.next_death_at == FAST
 
 
 def test_a_beat_that_goes_back_is_a_beat(worker: UUID) -> None:
