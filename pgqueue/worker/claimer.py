@@ -136,7 +136,8 @@ class Claimer(Loop):
         self._listener.poke()
         self._runtime.buffer.room.set()
 
-    def sleep(self) -> bool:
+    def wait_for_step(self) -> bool:
+        """Whether there is another step; the waiting is done within the steps."""
         return not self.stopping.is_set() and not self.finished.is_set()
 
     def end(self) -> None:
@@ -370,7 +371,7 @@ class Claimer(Loop):
             isolation_level=READ_COMMITTED,
         )
         try:
-            ended = connection.attempt(partial(self._batches.end, is_over=self.stopping.is_set))
+            ended = connection.run(partial(self._batches.end, is_over=self.stopping.is_set))
         finally:
             connection.close()
         return ended == 0  # ``ended`` is None if the database is away

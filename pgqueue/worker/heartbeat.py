@@ -150,4 +150,4 @@ class Heartbeat(Loop):
     def end(self) -> None:
         worker_id = self.identity.worker_id
         if self.registered.is_set():
-            self.reconnecting.attempt(lambda line: Workers(line).deregister(worker_id))
+            self.reconnecting.run(lambda line: Workers(line).deregister(worker_id))

@@ -22,8 +22,8 @@ from pgqueue.worker.threads import WorkerThread
 logger = redaction.logger(__name__)
 
 NEVER = float("inf")
-NEWS = 0.01
-"""Seconds by which a step must be wanted sooner than it is due to wake the thread."""
+WAKE_MARGIN = 0.01
+"""A wake that makes the next step less than this many seconds earlier is ignored."""
 
 
 class Loop(WorkerThread):
@@ -35,7 +35,7 @@ class Loop(WorkerThread):
 
     first_in = 0.0
     """Seconds until the first step."""
-    again = 0.0
+    repeat_after = 0.0
     """Seconds until a step that has failed is repeated; the reconnecting connection adds its own,
     more with each failure."""
     patience = NEVER
@@ -80,12 +80,12 @@ class Loop(WorkerThread):
         """Run the next step in so many seconds, or sooner."""
         due_at = time.monotonic() + seconds
         with self._changed:
-            if due_at < self._due_at - NEWS:
+            if due_at < self._due_at - WAKE_MARGIN:
                 self._due_at = due_at
                 self._changed.notify_all()
 
     def stop(self, *, seconds: float) -> None:
-        """End the loop; cancels a statement that takes longer."""
+        """End the loop within so many seconds; after ``patience``, cancel the running statement."""
         deadline = time.monotonic() + seconds
         with self._changed:
             self.stopping.set()
@@ -97,14 +97,14 @@ class Loop(WorkerThread):
             self.join(max(deadline - time.monotonic(), 0.0))
 
     def work(self) -> None:
-        while self.sleep():
-            seconds = self.reconnecting.attempt(self._unless_locked)
-            self.wake(self.again if seconds is None else seconds)
+        while self.wait_for_step():
+            seconds = self.reconnecting.run(self._step_unless_locked)
+            self.wake(self.repeat_after if seconds is None else seconds)
         self.end()
         self.reconnecting.close()
 
-    def sleep(self) -> bool:
-        """Sleep until the next step is due; False if there is none."""
+    def wait_for_step(self) -> bool:
+        """Wait until the next step is due; False when the loop is to end."""
         while True:
             with self._changed:
                 left = self._due_at - time.monotonic()
@@ -116,9 +116,9 @@ class Loop(WorkerThread):
                 self._changed.wait(
                     min(left, REST_AFTER if self.reconnecting.is_open else TIMEOUT_MAX)
                 )
-            self.reconnecting.rest()
+            self.reconnecting.close_if_idle()
 
-    def _unless_locked(self, connection: Connection) -> float | None:
+    def _step_unless_locked(self, connection: Connection) -> float | None:
         try:
             return self.step(connection)
         except DBAPIError as error:

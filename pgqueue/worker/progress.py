@@ -106,7 +106,7 @@ class ProgressWriter(Loop):
     def end(self) -> None:
         """Write what is left."""
         if self._reports:
-            self.reconnecting.attempt(self.step)
+            self.reconnecting.run(self.step)
         for job_id in self._reports:
             logger.info("job %d: its last progress is not recorded: the worker stops", job_id)
 

@@ -81,7 +81,7 @@ class ReconnectingConnection:
         self.generation = 0
         """Increases with each new connection: observations on an older one no longer count."""
 
-    def attempt(self, step: Callable[[Connection], T]) -> T | None:
+    def run(self, step: Callable[[Connection], T]) -> T | None:
         """Run one step.  If the database fails it, wait, longer each time, and return None.
 
         A worker goes on after any error of the database: it must still run when an operator has
@@ -103,7 +103,7 @@ class ReconnectingConnection:
     def is_open(self) -> bool:
         return self._connection is not None
 
-    def rest(self) -> None:
+    def close_if_idle(self) -> None:
         """Close the connection if it was not used for a while; the next step opens another."""
         if self._connection is not None and time.monotonic() - self._used_at > REST_AFTER:
             self.close()

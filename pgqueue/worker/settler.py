@@ -105,7 +105,7 @@ class Settler(Loop):
         self._looked_at = self._logged_at = float("-inf")
         self._stop_when_done = Event()
 
-    def sleep(self) -> bool:
+    def wait_for_step(self) -> bool:
         """Wait for outcomes; False when all are written, or when this thread must end at once."""
         while not self.stopping.is_set() and not self._left:
             if self._are_many:
@@ -123,7 +123,7 @@ class Settler(Loop):
             elif waits:
                 break
             else:
-                self.reconnecting.rest()
+                self.reconnecting.close_if_idle()
         return not self.stopping.is_set()
 
     def step(self, connection: Connection) -> float:

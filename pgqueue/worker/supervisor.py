@@ -235,7 +235,7 @@ class Supervisor:
             return True
 
         try:
-            while not is_over() and not reconnecting.attempt(verify):
+            while not is_over() and not reconnecting.run(verify):
                 pass
         finally:
             reconnecting.close()

@@ -29,24 +29,24 @@ def cups(connection: Connection) -> int:
 def test_a_plan_that_the_server_refuses_is_not_refused_for_ever(
     engine: Engine, line: ReconnectingConnection
 ) -> None:
-    before = [line.attempt(cups) for _ in range(12)]  # prepared by the driver meanwhile
+    before = [line.run(cups) for _ in range(12)]  # prepared by the driver meanwhile
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE cups ADD COLUMN saucer int"))
 
-    after = [line.attempt(cups) for _ in range(12)]
+    after = [line.run(cups) for _ in range(12)]
 
     assert before == [1] * 12
     assert after[1:] == [1] * 11
 
 
 def test_only_a_kept_line_goes_on_with_its_connection(line: ReconnectingConnection) -> None:
-    before = line.attempt(backend_pid)
+    before = line.run(backend_pid)
 
-    assert line.attempt(lambda connection: connection.execute(text("SELECT 1 / 0"))) is None
+    assert line.run(lambda connection: connection.execute(text("SELECT 1 / 0"))) is None
 
-    after = line.attempt(backend_pid)
+    after = line.run(backend_pid)
     assert (before == after) == line._is_kept
-    assert line.attempt(cups) == 1
+    assert line.run(cups) == 1
 
 
 def test_a_refused_role_is_told_the_remedy(
@@ -56,7 +56,7 @@ def test_a_refused_role_is_told_the_remedy(
         connection.execute(text("SET ROLE pg_monitor"))
         connection.execute(text("SELECT FROM pgqueue.batches"))
 
-    assert line.attempt(read_as_a_role_without_rights) is None
+    assert line.run(read_as_a_role_without_rights) is None
 
     [refused] = [record.getMessage() for record in caplog.records]
     assert "the database refuses: permission denied for schema pgqueue" in refused

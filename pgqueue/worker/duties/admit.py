@@ -48,7 +48,7 @@ class Admitter(Loop):
         on_admitted: Callable[[], object],
     ) -> None:
         super().__init__(engine, ADMITTING, outage, name="admitter", stopping=stopping)
-        self.again = poll_interval
+        self.repeat_after = poll_interval
         self.is_in_use = bool(limited.limits)
         self.admitted = 0
         """How many jobs this worker has admitted."""

@@ -62,7 +62,7 @@ class Pruner(Loop):
         first_after: float = FIRST_AFTER,
         pause: float = PAUSE,
     ) -> None:
-        self.first_in, self.again = _apart(first_after), _apart(pause)
+        self.first_in, self.repeat_after = _apart(first_after), _apart(pause)
         super().__init__(engine, PRUNING, outage, name="prune")
         self._retention = retention
         self._pause = pause

@@ -83,14 +83,14 @@ class Rescuer(Loop):
         if dead:
             self.wake()
 
-    def sleep(self) -> bool:
-        """Sleep until the next read, which comes sooner if a handler starts."""
-        goes_on = super().sleep()
+    def wait_for_step(self) -> bool:
+        """Wait until the next read, which comes sooner if a handler starts."""
+        goes_on = super().wait_for_step()
         for _ in range(1, SLOWER_WHEN_IDLE):
             if not goes_on or self._dead or self._running() or not self.informed.is_set():
                 break
             self.wake(READ_EVERY)
-            goes_on = super().sleep()
+            goes_on = super().wait_for_step()
         return goes_on
 
     def step(self, connection: Connection) -> float:
@@ -124,7 +124,7 @@ class Rescuer(Loop):
     def end(self) -> None:
         """Write the last statistics: all attempts are settled.  In an outage, do without."""
         if self._minutes is not None and self.reconnecting.is_open:
-            self.reconnecting.attempt(self._minutes.write)
+            self.reconnecting.run(self._minutes.write)
 
 
 SEARCH_EVERY = timedelta(seconds=2)
