@@ -57,7 +57,7 @@ NEW_QUEUES_EVERY = 2.0
 looks at each poll and notification."""
 NEW_QUEUES_SHARE = 50
 """These looks may take a fiftieth of the time: each steps over dead index entries."""
-RETRIES = 10
+REFUSED_TRIES = 10
 """How many jobs whose claim was refused before are tried again in one claim."""
 UNTIL_SETTLED = 0.05
 """Seconds between two looks for the last job of a worker that ends when no job is left."""
@@ -102,7 +102,7 @@ class Claimer(Loop):
         self._has_skipped_look = False
         """Whether a look for queues was wanted since the last one, and came too soon after it."""
         self._cursors = ClaimCursors(
-            runtime.identity.names,
+            runtime.identity.queue_names,
             shares=None if config.weights is None else Shares(config.weights),
             aging=None if config.age_after is None else Aging(config.age_after),
         )
@@ -172,7 +172,7 @@ class Claimer(Loop):
             return 0.0
 
         self._learn_ages(attempts)
-        # Read before the claim: it skips suspects while one runs, which may end during the claim.
+        # Both before the claim.  It skips suspects while one runs, and that one may end meanwhile.
         was_idle, admitted = not runtime.ledger.in_flight, self._admitter.admitted
         is_sweep = self._is_sweep_due(connection)
         claim = self._claim(attempts, room, ahead=is_ahead, sweep=is_sweep)
@@ -199,27 +199,28 @@ class Claimer(Loop):
         if not self._has_patterns:
             return False
         identity, is_busy = self._runtime.identity, self._armed_at is None
-        began = time.monotonic()
-        self._has_skipped_look = began < self._next_queues_at + is_busy * NEW_QUEUES_EVERY
+        pause, began = NEW_QUEUES_EVERY if is_busy else 0.0, time.monotonic()
+        self._has_skipped_look = began < self._next_queues_at + pause
         if self._has_skipped_look:
             return False
         names = served_queues(identity.queues, attempts.queues_with_messages)
         self._next_queues_at = began + NEW_QUEUES_SHARE * (time.monotonic() - began)
-        if names == identity.names:
+        if names == identity.queue_names:
             return False
-        identity.names = names
+        identity.queue_names = names
         self._cursors.serve(names)
         self._admitter.wake()
         return True
 
     def _claim(self, attempts: Attempts, room: int, *, ahead: bool, sweep: bool) -> Claim:
         """Claim up to ``room`` jobs, from the cursors on or, in a sweep, from the start."""
-        runtime, cursors, paused = self._runtime, self._cursors, self._runtime.identity.closed
+        runtime, cursors = self._runtime, self._cursors
         tasks, suspects = runtime.open_tasks, self._isolation.are_welcome()
         if sweep or tasks != self._tasks:  # messages of a resumed task are behind the cursors
             cursors.rewind()
         self._tasks = tasks
-        limit, began = cursors.limit(room, paused=paused), time.monotonic()
+        began = time.monotonic()
+        limit = cursors.limit(room, paused=runtime.identity.closed_queues)
         claim, pairs, limit = self._claim_around_refused(
             attempts, limit, tasks=tasks, ahead=ahead, suspects=suspects
         )
@@ -247,15 +248,16 @@ class Claimer(Loop):
     ) -> tuple[Claim, list[ClaimCursor], int]:
         """Claim up to ``most`` jobs; returns the claim, and its pairs and limit.
 
-        If the database refuses a job, by a trigger or a constraint of the application, claims the
-        jobs before it.  When it is the first, passes over it: the job rests, and later claims pass
-        over it untried.  Few jobs are tried again in one call, so that a thousand refused jobs hold
-        up the jobs behind them once.
+        If the database refuses a job, by a trigger or a constraint of the application, halves the
+        limit until the job is the first or the claim succeeds.  Then passes over the job: it rests,
+        and later claims pass over it untried.  Few jobs are tried again in one call, so that a
+        thousand refused jobs hold up the jobs behind them once.
         """
-        cursors, paused, guard = self._cursors, self._runtime.identity.closed, self._refused
-        limit, retries = most, RETRIES
+        cursors, guard = self._cursors, self._refused
+        limit, tries_left = most, REFUSED_TRIES
         while True:
-            began, pairs = time.monotonic(), cursors.pairs(paused=paused)
+            began = time.monotonic()
+            pairs = cursors.pairs(paused=self._runtime.identity.closed_queues)
             try:
                 claim = attempts.claim(
                     pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects
@@ -270,14 +272,14 @@ class Claimer(Loop):
                 due = attempts.first_due(pairs, tasks=tasks, suspects=suspects)
                 if not due:
                     raise
-                if self._pass_over_resting(due, all_failed=not retries):
+                if self._pass_over_resting(due, all_failed=not tries_left):
                     continue
                 if limit > 1:
                     limit //= 2
                     continue
                 message, job_id = due[0]
                 cursors.pass_over(message)
-                retries -= guard.has_failed(job_id)
+                tries_left -= guard.has_failed(job_id)
                 guard.failed(job_id, f"job {job_id}: its claim is refused and tried again", error)
             # A trigger may refuse every job: the claims take half of the time.
             self.stopping.wait(time.monotonic() - began)
@@ -285,9 +287,9 @@ class Claimer(Loop):
     def _pass_over_resting(
         self, due: Sequence[tuple[ClaimCursor, int]], *, all_failed: bool
     ) -> bool:
-        """Pass over the first messages, as far as the claims of their jobs were refused lately.
+        """Pass over the messages at the front whose jobs were refused lately.
 
-        ``all_failed``: at any time.  Returns whether there was one.
+        With ``all_failed``, over those that were ever refused.  Returns whether there were any.
         """
         is_left_out = self._refused.has_failed if all_failed else self._refused.rests
         for count, (message, job_id) in enumerate(due):
@@ -300,7 +302,7 @@ class Claimer(Loop):
         """Read from time to time how old the first jobs are, if jobs age."""
         aging = self._cursors.aging
         if aging is not None and aging.is_look_due:
-            pairs = self._cursors.pairs(paused=self._runtime.identity.closed)
+            pairs = self._cursors.pairs(paused=self._runtime.identity.closed_queues)
             tasks = self._runtime.open_tasks
             aging.learn(attempts.ages(pairs, tasks=tasks, age_after=aging.age_after))
 
@@ -349,8 +351,8 @@ class Claimer(Loop):
             # Claim once more: transactions committed before the lock did not notify.
             self._armed_at = time.monotonic()
         else:
-            # Jobs that are due could not be claimed: sleep only until the next one is due.
-            pairs = self._cursors.pairs(paused=self._runtime.identity.closed)
+            # A job that is due now, if any, could not be claimed: only a later due time counts.
+            pairs = self._cursors.pairs(paused=self._runtime.identity.closed_queues)
             self._sleep_until_due(attempts.upcoming(pairs, tasks=self._runtime.open_tasks))
 
     def _leaves_nothing(self, attempts: Attempts, admitted: int) -> bool:
@@ -386,7 +388,7 @@ class Claimer(Loop):
         if not cursors.is_sweep_cheap and not cursors.is_sweep_due(elected=False):
             return None
         began = time.monotonic()
-        pairs = cursors.pairs(paused=self._runtime.identity.closed, from_start=True)
+        pairs = cursors.pairs(paused=self._runtime.identity.closed_queues, from_start=True)
         upcoming = attempts.upcoming(pairs, tasks=self._runtime.open_tasks)
         self.looked_at = time.monotonic()
         cursors.swept(began=began, ended=self.looked_at)
@@ -408,10 +410,10 @@ class Claimer(Loop):
             seconds = min(seconds, max(self._next_queues_at - now, 0.0))
         if self._wait_for_notification(seconds) or self.stopping.is_set():
             return
-        # No notification came: the connection may be lost.  To arm an armed listener tests it.
-        has_been_armed = not self._listener.arm()
+        # No notification came: the connection may be lost.  `arm` tests it if it is armed already.
+        is_newly_armed = self._listener.arm()
         has_slept = seconds == poll and time.monotonic() - now >= seconds
-        self._slept_through = has_been_armed and has_slept
+        self._slept_through = has_slept and not is_newly_armed
 
     def _wait_for_notification(self, seconds: float) -> bool:
         """Wait for a notification or a wake-up; returns whether a notification came."""

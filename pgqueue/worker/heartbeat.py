@@ -36,7 +36,7 @@ class WorkerIdentity:
         self.worker_id = uuid.uuid4()
         self.queues = queues
         """Names and patterns, as the row of this worker says them."""
-        self.names = [queue for queue in queues if not is_pattern(queue)]
+        self.queue_names = [queue for queue in queues if not is_pattern(queue)]
         """The names of the queues from which it claims."""
         self.slots = slots
         self.paused = NOTHING_PAUSED
@@ -55,14 +55,14 @@ class WorkerIdentity:
         return time.monotonic() < self._fresh_until
 
     @property
-    def closed(self) -> Collection[str]:
+    def closed_queues(self) -> Collection[str]:
         """The queues from which this worker must not claim."""
-        return self.names if self.is_quiet else self.paused.queues
+        return self.queue_names if self.is_quiet else self.paused.queues
 
     @property
     def served(self) -> Sequence[str]:
         """The queues that this worker serves."""
-        return () if self.is_quiet else self.names
+        return () if self.is_quiet else self.queue_names
 
     def acknowledged(self, *, sent_at: float) -> None:
         self.acknowledged_at = sent_at
