@@ -44,7 +44,7 @@ class Outage:
         self._logged_at = float("-inf")
         self._is_read_only = False
 
-    def is_met(self, error: Exception, *, name: str, opened_at: float) -> None:
+    def record_error(self, error: Exception, *, name: str, opened_at: float) -> None:
         """Record an error on a connection opened at ``opened_at``, or whose opening began then."""
         now, message, is_read_only = time.monotonic(), words_of(error), _state(error) == READ_ONLY
         with self._lock:
@@ -60,7 +60,7 @@ class Outage:
         level = logging.WARNING if is_news else logging.DEBUG
         logger.log(level, "waiting for the database: %s (%s)", message, name)
 
-    def is_over(self, *, asked_at: float, name: str) -> None:
+    def record_answer(self, *, asked_at: float, name: str) -> None:
         """Record an answer of the database to a statement sent at ``asked_at``.
 
         A database that refuses to write still answers reads, so only a heartbeat, which always

@@ -96,7 +96,7 @@ class ReconnectingConnection:
             return None
         self._wait = FIRST_WAIT
         self._used_at = time.monotonic()
-        self._outage.is_over(asked_at=asked_at, name=self.name)
+        self._outage.record_answer(asked_at=asked_at, name=self.name)
         return result
 
     @property
@@ -152,7 +152,7 @@ class ReconnectingConnection:
         opened_at = self._opened_at if self._connection is not None else asked_at
         if is_away(error):
             self.close()
-            self._outage.is_met(error, name=self.name, opened_at=opened_at)
+            self._outage.record_error(error, name=self.name, opened_at=opened_at)
         else:
             if self._connection is not None and self._is_kept:
                 try:

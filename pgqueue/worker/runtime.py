@@ -87,7 +87,7 @@ class WorkerRuntime:
         paused = self.identity.paused
         return open_tasks(self.tasks, paused) if paused.tasks else self.task_names
 
-    def run_of(self, claimed: Claimed) -> RunningAttempt:
+    def attempt_of(self, claimed: Claimed) -> RunningAttempt:
         """An attempt of this worker that begins now."""
         return RunningAttempt(
             claimed,

@@ -30,7 +30,10 @@ WAIT_FOR_CONNECTION = 0.5
 
 
 class Slot(WorkerThread):
-    """Takes a job from the buffer, runs it, and passes its outcome to the settler."""
+    """Takes a job from the buffer, runs it, and passes its outcome to the settler.
+
+    It is the ``Host`` of its attempts.
+    """
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         super().__init__(name="slot")
@@ -43,7 +46,7 @@ class Slot(WorkerThread):
         self.busy = 0.0
         """Seconds spent on the jobs that have run in this slot."""
         self._one_in, self._to_skip = 1, 0
-        """Of how many attempts one is measured, and how many end before the next one that is."""
+        """One of so many attempts is measured; so many are still skipped before the next."""
         self._brought_back: Claimed | None = None
         """A job that was taken on the event loop and must begin in this thread."""
 
@@ -51,16 +54,16 @@ class Slot(WorkerThread):
         while (claimed := self._next()) is not None:
             if not self.runtime.may_start(claimed):
                 continue
-            attempt = self._begin(claimed)
+            attempt = self._set_current(claimed)
             if attempt.task.is_async:
-                is_ours = self.runtime.loop.wait_for(self._work_on_loop(attempt))
+                has_slot = self.runtime.loop.wait_for(self._work_on_loop(attempt))
             else:
                 try:
                     outcome = run_attempt(attempt, self)
                 except Exception as error:
-                    outcome = self._after_no_commit(attempt, error)
-                is_ours = self._end(attempt, outcome)
-            if not is_ours:
+                    outcome = self._outcome_after_error(attempt, error)
+                has_slot = self._end(attempt, outcome)
+            if not has_slot:
                 return  # another thread has taken this slot
 
     async def _work_on_loop(self, attempt: RunningAttempt) -> bool:
@@ -73,7 +76,7 @@ class Slot(WorkerThread):
             try:
                 outcome = await asyncio.create_task(run_async_attempt(attempt, self))
             except Exception as error:
-                outcome = await asyncio.to_thread(self._after_no_commit, attempt, error)
+                outcome = await asyncio.to_thread(self._outcome_after_error, attempt, error)
             if not self._end(attempt, outcome):
                 return False
             claimed = self.runtime.buffer.take_now()
@@ -84,14 +87,14 @@ class Slot(WorkerThread):
             ):
                 self._brought_back = claimed
                 return True
-            attempt = self._begin(claimed)
+            attempt = self._set_current(claimed)
 
     def _next(self) -> Claimed | None:
         claimed, self._brought_back = self._brought_back, None
         return claimed or self.runtime.buffer.take()
 
-    def _begin(self, claimed: Claimed) -> RunningAttempt:
-        attempt = self.current = self.runtime.run_of(claimed)
+    def _set_current(self, claimed: Claimed) -> RunningAttempt:
+        attempt = self.current = self.runtime.attempt_of(claimed)
         return attempt
 
     def _end(self, attempt: RunningAttempt, outcome: Outcome | None) -> bool:
@@ -118,8 +121,11 @@ class Slot(WorkerThread):
             return True
         return not attempt.is_abandoned
 
-    def _after_no_commit(self, attempt: RunningAttempt, error: Exception) -> Outcome | None:
-        """The outcome after an error outside of the handler; None if nothing is left to settle."""
+    def _outcome_after_error(self, attempt: RunningAttempt, error: Exception) -> Outcome | None:
+        """The outcome after an error outside of the handler; None if nothing is left to settle.
+
+        Pauses if there was no connection.
+        """
         claimed, fields = attempt.claimed, log_fields(attempt.claimed)
         if isinstance(error, Stale):
             words = "job %s: its lease had passed on, its writes are undone"
@@ -132,7 +138,7 @@ class Slot(WorkerThread):
                 opened_at = float("-inf") if error.connection_invalidated else attempt.started_at
                 # Logs an outage once, not for each job that was claimed before it.
                 name = f"job {claimed.job_id}"
-                self.runtime.outage.is_met(error, name=name, opened_at=opened_at)
+                self.runtime.outage.record_error(error, name=name, opened_at=opened_at)
             else:
                 reason = words_of(error)
                 words = "job %s: no connection for its handler: %s"
@@ -147,7 +153,7 @@ class Slot(WorkerThread):
         return after_error(attempt.task, claimed, server_error(error))
 
     def ask_before_start(self, attempt: RunningAttempt) -> Outcome | None:
-        """Ask in a short transaction, committed before the handler is called.
+        """Ask the database whether the handler may start, in a short transaction of its own.
 
         A job whose row another transaction keeps locked is released, and claimed again later.
         """

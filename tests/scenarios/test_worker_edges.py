@@ -231,7 +231,7 @@ class TestAfterACommitWhoseAnswerWasLost:
             attempts = Attempts(connection, shared.identity.worker_id)
             attempts.settle([(carried_out, Succeeded())])
             for claimed in (not_carried_out, carried_out):
-                attempt = shared.run_of(claimed)
+                attempt = shared.attempt_of(claimed)
                 with (
                     broken_transaction(shared.engine) as broken,
                     pytest.raises(ConnectionError, match="not carried out") as raised,

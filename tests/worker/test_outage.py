@@ -34,13 +34,13 @@ def test_a_failure_under_way_when_an_outage_ends_begins_no_new_one(
 ) -> None:
     outage, refused = Outage(), met(errors.OperationalError("connection refused"))
     began_at = time.monotonic()
-    outage.is_met(refused, name="claimer", opened_at=began_at)
-    outage.is_over(asked_at=time.monotonic(), name="claimer")
+    outage.record_error(refused, name="claimer", opened_at=began_at)
+    outage.record_answer(asked_at=time.monotonic(), name="claimer")
 
-    outage.is_met(refused, name="rescuer", opened_at=began_at)
+    outage.record_error(refused, name="rescuer", opened_at=began_at)
     assert caplog.text.count("waiting for the database") == 1
 
-    outage.is_met(refused, name="rescuer", opened_at=time.monotonic())
+    outage.record_error(refused, name="rescuer", opened_at=time.monotonic())
     assert caplog.text.count("waiting for the database") == 2
 
 
@@ -49,11 +49,11 @@ def test_a_database_that_refuses_to_write_is_logged_once_although_it_answers_rea
 ) -> None:
     outage, refused = Outage(), met(errors.ReadOnlySqlTransaction("cannot execute UPDATE"))
     for _ in range(3):
-        outage.is_met(refused, name="claimer", opened_at=time.monotonic())
-        outage.is_over(asked_at=time.monotonic(), name="claimer")
+        outage.record_error(refused, name="claimer", opened_at=time.monotonic())
+        outage.record_answer(asked_at=time.monotonic(), name="claimer")
 
     assert caplog.text.count("waiting for the database") == 1
     assert "answers again" not in caplog.text
 
-    outage.is_over(asked_at=time.monotonic(), name="heartbeat")
+    outage.record_answer(asked_at=time.monotonic(), name="heartbeat")
     assert caplog.text.count("answers again") == 1
