@@ -24,7 +24,7 @@ from pgqueue.tasks.duplicates import running_job
 
 
 def never(_: BaseException) -> bool:
-    """The ``is_replayed`` of an attempt without a transaction."""
+    """The ``can_replay`` of an attempt without a transaction."""
     return False
 
 
@@ -35,11 +35,11 @@ def call(
     *,
     around: Around = nothing_around,
     write_pending: Callable[[], None] | None = None,
-    is_replayed: Callable[[BaseException], bool] = never,
+    can_replay: Callable[[BaseException], bool] = never,
 ) -> Outcome:
     """Call a handler in this thread, and flush the changes that are pending in its Session.
 
-    Raises only errors for which ``is_replayed`` is true.
+    Raises only errors for which ``can_replay`` is true.
     """
     try:
         arguments = _begin(task, claimed)
@@ -53,7 +53,7 @@ def call(
                 write_pending()  # a flush runs the application's own event handlers
         return outcome
     except BaseException as error:  # the one broad except: a user's task may raise anything
-        if is_replayed(error):
+        if can_replay(error):
             raise
         return _after_raised(task, claimed, context, error)
 
@@ -65,7 +65,7 @@ async def call_async(
     *,
     around: AsyncAround = nothing_around,
     write_pending: Callable[[], Awaitable[None]] | None = None,
-    is_replayed: Callable[[BaseException], bool] = never,
+    can_replay: Callable[[BaseException], bool] = never,
 ) -> Outcome:
     """Like :func:`call` for an async handler, on this event loop, within its timeout."""
     try:
@@ -89,7 +89,7 @@ async def call_async(
             raise  # the loop has ended before the handler, which is discarded
         with suppress(asyncio.CancelledError):
             await _raise_own_cancellation()
-        if is_replayed(error):
+        if can_replay(error):
             raise
         if isinstance(error, TimeoutError) and clock.expired():
             error.args = error.args or too_late(task, claimed).args  # asyncio gives no message

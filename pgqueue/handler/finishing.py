@@ -92,7 +92,7 @@ class Finishing:
                     raise Cancel from error
                 transaction.commit_writes(connection)
                 self.is_done = True
-                transaction.settled(outcome, settled)
+                transaction.note_settled(outcome, settled)
                 for listener in listeners_to_commit(own):
                     call_listener(listener, claimed.job_id, own)
         finally:

@@ -72,7 +72,7 @@ def run_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
 async def run_async_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
     """Run one attempt of an async handler, on its event loop, as :func:`run_attempt` does.
 
-    Uses a greenlet only if the attempt needs the database.
+    Uses a greenlet only if the attempt needs the database, or the job is exhausted.
     """
     task, claimed = attempt.task, attempt.claimed
     needs_database = task.is_transactional or task.asks_before_start
@@ -83,6 +83,10 @@ async def run_async_attempt(attempt: RunningAttempt, host: Host) -> Outcome | No
 
 
 def _context(attempt: RunningAttempt, host: Host) -> JobContext:
+    """Return the context, and prepare ``ctx.finish()``.
+
+    ``host.around`` and ``host.around_async`` are both empty, or neither is.
+    """
     if not attempt.task.injection.parameters and host.around is nothing_around:
         return NO_CONTEXT
     attempt.finishing = Finishing(attempt, host.transaction)
@@ -98,7 +102,7 @@ def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:
     task, claimed = attempt.task, attempt.claimed
     transaction, replays = host.transaction(attempt), 0
 
-    def is_replayed(error: BaseException) -> bool:
+    def can_replay(error: BaseException) -> bool:
         return replays < transaction.max_replays and is_conflict(error) and not attempt.is_lost
 
     with transaction.connection() as connection:
@@ -115,7 +119,7 @@ def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:
                             context,
                             around=host.around_async,
                             write_pending=partial(session.run_sync, write_pending),
-                            is_replayed=is_replayed,
+                            can_replay=can_replay,
                         )
                         outcome = await_only(running)
                     else:
@@ -125,10 +129,11 @@ def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:
                             context,
                             around=host.around,
                             write_pending=partial(write_pending, session),
-                            is_replayed=is_replayed,
+                            can_replay=can_replay,
                         )
+                    # Otherwise the Session is kept: its ``after_commit`` listeners may use it.
                     if not outcome.keeps_writes or session.in_transaction():
-                        attempt.forget_session()  # otherwise ``after_commit`` listeners may use it
+                        attempt.forget_session()
                 if not outcome.keeps_writes:
                     return outcome
                 if attempt.is_lost:
@@ -136,12 +141,12 @@ def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:
                 job_outcome = transaction.settle(connection, outcome)
                 transaction.commit_writes(connection)
             except Exception as error:
-                if not is_replayed(error):
+                if not can_replay(error):
                     raise
                 replays += 1
                 prepare_replay(attempt, connection, error, replays, transaction.max_replays)
                 continue
-            transaction.settled(outcome, job_outcome)
+            transaction.note_settled(outcome, job_outcome)
             if attempt.session is not None:
                 transaction.call_listeners(attempt.session)
             return None

@@ -79,7 +79,7 @@ class AttemptTransaction(ABC):
         """Commit the transaction; raises ConnectionError if it was lost with the connection."""
 
     @abstractmethod
-    def settled(self, outcome: Outcome, job_outcome: str | None) -> None:
+    def note_settled(self, outcome: Outcome, job_outcome: str | None) -> None:
         """Note that the attempt is settled and committed; ``job_outcome``: how its job has ended,
         if it has."""
 

@@ -220,7 +220,7 @@ class SavepointTransaction(AttemptTransaction):
     def commit_writes(self, connection: Connection) -> None:
         release_savepoints(connection, outer=self._outer)
 
-    def settled(self, outcome: Outcome, job_outcome: str | None) -> None:
+    def note_settled(self, outcome: Outcome, job_outcome: str | None) -> None:
         self.attempt.outcome = outcome
 
     def call_listeners(self, session: Session) -> None:

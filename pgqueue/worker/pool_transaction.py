@@ -89,7 +89,7 @@ class PoolTransaction(AttemptTransaction):
                     "the connection broke during COMMIT, which was not carried out"
                 ) from error
 
-    def settled(self, outcome: Outcome, job_outcome: str | None) -> None:
+    def note_settled(self, outcome: Outcome, job_outcome: str | None) -> None:
         self.attempt.ended_at = time.monotonic()
         self.attempt.is_committed = True
         self._runtime.note_times(self.attempt)
