@@ -29,7 +29,7 @@ def collected(session: Session) -> Iterator[list[int]]:
         session.info[COLLECTING] = before
 
 
-def collect(session: Session | None, job_ids: Iterable[int]) -> None:
+def note_for_batch(session: Session | None, job_ids: Iterable[int]) -> None:
     """Note jobs that were enqueued through a session, or that hold the unique key of one."""
     if session is not None and (collecting := session.info.get(COLLECTING)) is not None:
         collecting.extend(job_ids)

@@ -11,7 +11,7 @@ from sqlalchemy.orm.interfaces import ORMOption
 
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import may_notify
-from pgqueue.database.collecting import collect
+from pgqueue.database.collecting import note_for_batch
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository.enqueue import Enqueued, Enqueues, KeyHolder, Placed
 from pgqueue.repository.jobs import Jobs, raising_duplicate
@@ -155,7 +155,7 @@ def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
     times = {"run_at": enqueued.run_at, "created_at": enqueued.created_at}
     _set_loaded(job, {**_AS_NEW, **times})
     set_committed_value(job, "held_unique_key", unique_key)
-    collect(object_session(job), [job.id])
+    note_for_batch(object_session(job), [job.id])
 
 
 @event.listens_for(Job, "before_delete", propagate=True)

@@ -23,14 +23,14 @@ DIGITS_OF_DIGEST = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written(Row):
+class EncodedCall(Row):
     """The stored form of one call: its arguments as JSON data and as JSON text, and its keys."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenRows:
+class EncodedCalls:
     """The stored form of many calls; ``texts`` has one JSON array of arguments per statement."""
 
     args: list[dict[str, Any]]
@@ -64,14 +64,14 @@ class Arguments:
         *,
         limits: LimitKeys,
         max_bytes: int,
-    ) -> Written:
+    ) -> EncodedCall:
         values = self._payload.bind(args, kwargs)
         encoded = self._payload.encode(values)
         text = self._payload.dumps(encoded, max_bytes=max_bytes)
         unique_key = self._unique_keys.of(values, encoded)
-        return Written(encoded, unique_key, limits.of(encoded), text=text)
+        return EncodedCall(encoded, unique_key, limits.of(encoded), text=text)
 
-    def of_rows(self, rows: Any, *, limits: LimitKeys, max_bytes: int) -> WrittenRows:
+    def of_rows(self, rows: Any, *, limits: LimitKeys, max_bytes: int) -> EncodedCalls:
         """Encode all rows before any is stored: if one row is refused, none is stored."""
         if not isinstance(rows, Iterable):
             raise ArgumentsError(
@@ -90,7 +90,7 @@ class Arguments:
         is_small = sum(map(len, texts)) <= LARGEST_TEXT
         sure_to_fit = min(CHUNK, max(1, LARGEST_TEXT // max_bytes))
         limit_keys = [limits.of(each) for each in encoded]
-        return WrittenRows(encoded, texts, keys, limit_keys, CHUNK if is_small else sure_to_fit)
+        return EncodedCalls(encoded, texts, keys, limit_keys, CHUNK if is_small else sure_to_fit)
 
     def _bound(self, row: Any, index: int) -> dict[str, Any]:
         try:

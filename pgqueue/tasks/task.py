@@ -15,7 +15,7 @@ from pgqueue.context import Around, JobContext
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
-from pgqueue.database.collecting import collect
+from pgqueue.database.collecting import note_for_batch
 from pgqueue.database.flush import dispatch_at_flush, held_job, loaded_job, placed_job
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
 from pgqueue.meta import checked_meta, meta_text
@@ -38,7 +38,7 @@ from pgqueue.repository.jobs import JobValues
 from pgqueue.repository.tables import clock
 from pgqueue.rules.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.rules.unique import split_period
-from pgqueue.tasks.binding import Arguments, Written
+from pgqueue.tasks.binding import Arguments, EncodedCall
 from pgqueue.tasks.delaying import warn_of_open_transaction
 from pgqueue.tasks.duplicates import check_holder, check_rows, rows_to_place
 from pgqueue.tasks.finishing import PlainFinishing
@@ -162,7 +162,7 @@ class Task(Generic[P, R]):
         function, and commits nothing.  For an async task, give an AsyncSession and await the
         result.
         """
-        arguments = self.payload.loads(self._written(args, kwargs).text)
+        arguments = self.payload.loads(self._encoded(args, kwargs).text)
         if self.is_async:
             actual = async_sessions.actual(session, self._where)
             return self._run_async(actual, arguments)  # type: ignore[return-value]  # R is the coroutine
@@ -184,28 +184,28 @@ class Task(Generic[P, R]):
         PayloadError before anything is written.
         """
         target = sync_session(session, self._where)
-        written = self._written(args, kwargs)
+        encoded = self._encoded(args, kwargs)
         connection = joined(target, self._where)
-        new = self._new_on(connection)
-        written = self._in_period(connection, new, written)
+        new = self._job_values_for(connection)
+        encoded = self._with_period(connection, new, encoded)
         if new.changes_holder:
-            return self._enqueue_or_change(target, connection, written, new)
+            return self._enqueue_or_change(target, connection, encoded, new)
         for _ in range(TRIES_FOR_A_KEY):
             with translated_errors():
-                row = self._insert(Enqueues(connection), new, written)
+                row = self._insert(Enqueues(connection), new, encoded)
             if isinstance(row, Enqueued):
-                collect(target, [row.id])
-                job = self._loaded_job(row, written, new)
+                note_for_batch(target, [row.id])
+                job = self._loaded_job(row, encoded, new)
                 # The row is written and needs no flush, so a mapper event may enqueue too:
                 # SQLAlchemy warns of an add there, because the flush would miss new or changed
                 # objects.
                 Session.add(target, job, _warn=False)
                 return job
-            check_holder(self._options, row.id, written.unique_key)
+            check_holder(self._options, row.id, encoded.unique_key)
             if (held := held_job(target, row)) is not None:
-                collect(target, [held.id])
+                note_for_batch(target, [held.id])
                 return held
-        raise key_never_free_error(new, written.unique_key)
+        raise key_never_free_error(new, encoded.unique_key)
 
     async def enqueue_async(
         self,
@@ -235,27 +235,27 @@ class Task(Generic[P, R]):
         row.
         """
         target = sync_session(session, self._where)
-        written = self._arguments.of_rows(
+        encoded = self._arguments.of_rows(
             rows, limits=self._limits, max_bytes=self.owner.max_payload_bytes
         )
         connection = joined(target, self._where)
         refuse_autocommit(connection, f"{self._where}: enqueue_many")
         with translated_errors():
-            enqueues, new = Enqueues(connection), self._new_on(connection)
+            enqueues, new = Enqueues(connection), self._job_values_for(connection)
             if self._options.uniqueness is None and not self._limits:
                 job_ids = [
                     id
-                    for text in written.texts
+                    for text in encoded.texts
                     for id in enqueues.enqueue_chunk(new, documents=text)
                 ]
             else:
-                written_rows = written.rows(enqueues.with_period(new, written.unique_keys))
+                encoded_rows = encoded.rows(enqueues.with_period(new, encoded.unique_keys))
                 raises = self._options.conflict != "return"
                 with connection.begin_nested() if raises else nullcontext():
                     job_ids = _enqueue_unique(
-                        enqueues, new, written_rows, written.per_statement, self._options
+                        enqueues, new, encoded_rows, encoded.per_statement, self._options
                     )
-        collect(target, job_ids)
+        note_for_batch(target, job_ids)
         return job_ids
 
     async def enqueue_many_async(
@@ -273,24 +273,24 @@ class Task(Generic[P, R]):
         A Job that reaches a flush by ``merge``, a cascade or a pickle gets its message too.  A Job
         of a bulk insert does not.  The flush raises DuplicateJob if the unique key is taken.
         """
-        if self._new.changes_holder:
+        if self._job_values.changes_holder:
             raise OptionError(
                 f"{self._where}: session.add(task.job(...)) cannot change another job, as "
                 f"on_conflict={self._options.conflict!r} asks; use enqueue(...)"
             )
-        if self._new.unique is not None and self._new.unique.period is not None:
+        if self._job_values.unique is not None and self._job_values.unique.period is not None:
             raise OptionError(
                 f"{self._where}: session.add(task.job(...)) cannot ask the database for the period "
                 "of a unique key; use enqueue(...)"
             )
-        written, new = self._written(args, kwargs), self._new_now()
+        encoded, new = self._encoded(args, kwargs), self._job_values_now()
         job = Job(
             task=self.name,
             queue=self._options.queue,
             priority=self._options.priority,
             max_attempts=self._options.max_attempts,
             interruptions=0,  # a default of the database would have to be read back
-            **written.values(),
+            **encoded.values(),
             **new.labels,
         )
         job.is_new = True
@@ -308,7 +308,7 @@ class Task(Generic[P, R]):
         ``db.session`` of a Flask application, has an open transaction.
         """
         warn_of_open_transaction(self.name, self.owner.session_of_caller())
-        if self._new.changes_holder:
+        if self._job_values.changes_holder:
             with self.owner.session() as session, session.begin():
                 # At a stricter level PostgreSQL refuses to change a job that another transaction
                 # has just changed, and the caller has no transaction to repeat.
@@ -318,21 +318,21 @@ class Task(Generic[P, R]):
                 changed = self.enqueue(session, *args, **kwargs)
                 session.expunge(changed)  # as loaded: the COMMIT would expire it
                 return changed
-        without_period, new = self._written(args, kwargs), self._new_now()
+        encoded, new = self._encoded(args, kwargs), self._job_values_now()
         for _ in range(TRIES_FOR_A_KEY):
             # In autocommit one statement is one transaction, which saves two round trips.
             with self.owner.autocommitting() as connection, translated_errors():
-                written = self._in_period(connection, new, without_period)
-                row = self._insert(Enqueues(connection), new, written)
+                in_period = self._with_period(connection, new, encoded)
+                row = self._insert(Enqueues(connection), new, in_period)
             if isinstance(row, Enqueued):
-                return self._loaded_job(row, written, new)
-            check_holder(self._options, row.id, written.unique_key)
+                return self._loaded_job(row, in_period, new)
+            check_holder(self._options, row.id, in_period.unique_key)
             with self.owner.session() as session:
                 session.begin()  # if its sessionmaker has autobegin=False
                 if (job := held_job(session, row)) is not None:
                     session.expunge(job)
                     return job
-        raise key_never_free_error(new, written.unique_key)
+        raise key_never_free_error(new, in_period.unique_key)
 
     def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
         """Return the same task with other options for the jobs enqueued through it.
@@ -353,9 +353,9 @@ class Task(Generic[P, R]):
         Raises ArgumentsError or PayloadError.
         """
         if isinstance(arguments, tuple):
-            return self._written(arguments, {}).text
+            return self._encoded(arguments, {}).text
         if isinstance(arguments, Mapping):
-            return self._written((), arguments).text
+            return self._encoded((), arguments).text
         raise ArgumentsError(
             f"{self._where}: args is {type(arguments).__name__}; give a tuple of positional "
             "arguments, as (7,), or a dict of arguments by name"
@@ -367,17 +367,17 @@ class Task(Generic[P, R]):
         Raises PayloadError if this version of the task cannot read the arguments, and what
         ``on_enqueue`` or the function of the unique key raises.
         """
-        return PreparedJob(self._new_now(), self._written((), self.payload.loads(stored)))
+        return PreparedJob(self._job_values_now(), self._encoded((), self.payload.loads(stored)))
 
     def enqueue_prepared(self, connection: Connection, job: "PreparedJob") -> int:
         """Enqueue a prepared job of this task; returns its id, or that of the unfinished job that
         holds its unique key."""
         enqueues, new = Enqueues(connection), _for_connection(job.new, connection)
-        written = self._in_period(connection, new, job.written)
+        encoded = self._with_period(connection, new, job.encoded)
         if not new.changes_holder:
-            return self._insert(enqueues, new, written).id
+            return self._insert(enqueues, new, encoded).id
         self._refuse_autocommit(connection)
-        [placed] = enqueues.enqueue_unique_chunk(new, [written])
+        [placed] = enqueues.enqueue_unique_chunk(new, [encoded])
         return placed.id
 
     def edited(
@@ -389,32 +389,32 @@ class Task(Generic[P, R]):
         PayloadError.  A change of the keys of its limits raises ArgumentsError, because the job may
         have been admitted under them.
         """
-        written = self._written((), self.payload.changed(job.args, args, are_stored=are_stored))
-        if written.args == job.args:
+        encoded = self._encoded((), self.payload.changed(job.args, args, are_stored=are_stored))
+        if encoded.args == job.args:
             return {}
-        if job.limit_keys is not None and written.limit_keys != self._limits.of(job.args):
+        if job.limit_keys is not None and encoded.limit_keys != self._limits.of(job.args):
             raise ArgumentsError(
                 f"{self._where}: job {job.id} counts in a limit by one of these arguments, so they "
                 "cannot change; cancel it, and enqueue another job"
             )
-        unique_key = self._unique_key_after(job, written.unique_key)
+        unique_key = self._unique_key_after(job, encoded.unique_key)
         changed = {} if unique_key == job.unique_key else {"unique_key": unique_key}
-        return {"args": written.args, **changed}
+        return {"args": encoded.args, **changed}
 
     def callback(self, batch_id: int) -> Callback:
         """Return the values of the job that calls this task with the id of a batch.
 
         Raises OptionError, ArgumentsError or PayloadError.
         """
-        new = self._new_now()
+        new = self._job_values_now()
         if new.unique is not None or new.delay is not None or new.run_at is not None:
             raise OptionError(
                 f"{self._where}: the callback of a batch is enqueued when the batch ends, once, "
                 "and takes no unique key, delay or run_at; give task.options(...) without them, or "
                 "another task"
             )
-        written = self._written((batch_id,), {})
-        return Callback(new, written.text, written.limit_keys)
+        encoded = self._encoded((batch_id,), {})
+        return Callback(new, encoded.text, encoded.limit_keys)
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
@@ -442,7 +442,7 @@ class Task(Generic[P, R]):
             self._own_meta[DUE] = None
         if options.on_failed is not None:
             self._own_meta[ON_FAILED] = self._follow_up_values(options.on_failed)
-        self._new = NewJob(
+        self._job_values = NewJob(
             task=self.name,
             queue=options.queue,
             priority=options.priority,
@@ -466,7 +466,7 @@ class Task(Generic[P, R]):
             raise TaskDefinitionError(
                 f"{self._where}: on_failed is {follow_up!r}; give another task of this queue"
             )
-        new = follow_up._new
+        new = follow_up._job_values
         if follow_up._limits:
             raise TaskDefinitionError(
                 f"{self._where}: on_failed is task {follow_up.name}, which is under a limit: the "
@@ -478,7 +478,7 @@ class Task(Generic[P, R]):
                 "and no delay, run_at, timeout, meta, tags or on_failed; omit them"
             )
         try:
-            [argument] = follow_up._written((1,), {}).args
+            [argument] = follow_up._encoded((1,), {}).args
         except (ArgumentsError, PayloadError, ValueError) as error:
             raise TaskDefinitionError(
                 f"{self._where}: on_failed calls {follow_up.name} with the id of the failed job as "
@@ -492,7 +492,7 @@ class Task(Generic[P, R]):
             "max_attempts": min(new.max_attempts, MOST_ATTEMPTS_OF_FOLLOW_UP),
         }
 
-    def _written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Written:
+    def _encoded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EncodedCall:
         most = self.owner.max_payload_bytes
         return self._arguments.of_call(args, kwargs, limits=self._limits, max_bytes=most)
 
@@ -505,61 +505,66 @@ class Task(Generic[P, R]):
             return None
         period, key = split_period(job.unique_key)
         try:
-            made = self._written((), self.payload.decode(job.args)).unique_key
+            made = self._encoded((), self.payload.decode(job.args)).unique_key
         except (ArgumentsError, OptionError, PayloadError):
             return job.unique_key
         if key != made:
             return job.unique_key
         return None if new is None else f"{period}{new}"
 
-    def _insert(self, enqueues: Enqueues, new: NewJob, written: Written) -> Enqueued | KeyHolder:
-        keys = {"unique_key": written.unique_key, "limit_keys": written.limit_keys}
-        return enqueues.enqueue(new, written.text, **keys)
+    def _insert(
+        self, enqueues: Enqueues, new: NewJob, encoded: EncodedCall
+    ) -> Enqueued | KeyHolder:
+        keys = {"unique_key": encoded.unique_key, "limit_keys": encoded.limit_keys}
+        return enqueues.enqueue(new, encoded.text, **keys)
 
-    def _in_period(self, connection: Connection, new: NewJob, written: Written) -> Written:
+    def _with_period(
+        self, connection: Connection, new: NewJob, encoded: EncodedCall
+    ) -> EncodedCall:
+        """Add the period to the unique key, if it has one; asks the database."""
         if new.unique is None or new.unique.period is None:
-            return written
-        [key] = Enqueues(connection).with_period(new, [written.unique_key])
-        return replace(written, unique_key=key)
+            return encoded
+        [key] = Enqueues(connection).with_period(new, [encoded.unique_key])
+        return replace(encoded, unique_key=key)
 
-    def _new_on(self, connection: Connection) -> NewJob:
-        return _for_connection(self._new_now(), connection)
+    def _job_values_for(self, connection: Connection) -> NewJob:
+        return _for_connection(self._job_values_now(), connection)
 
-    def _new_now(self) -> NewJob:
+    def _job_values_now(self) -> NewJob:
         """The values of a job that is enqueued now, with the meta of ``queue.on_enqueue``."""
         if not self.owner.meta_sources:
-            return self._new
+            return self._job_values
         where = f"{self._where}: on_enqueue: "
         of_task = {**self._options.meta, **self._own_meta}
         meta: dict[str, Any] = {}
         for source in self.owner.meta_sources:
             meta |= checked_meta(where, source(self) or {})
-        return replace(self._new, meta=meta_text(where, {**meta, **of_task}))
+        return replace(self._job_values, meta=meta_text(where, {**meta, **of_task}))
 
-    def _loaded_job(self, enqueued: Enqueued, written: Written, new: NewJob) -> Job:
+    def _loaded_job(self, enqueued: Enqueued, encoded: EncodedCall, new: NewJob) -> Job:
         return loaded_job(
             *enqueued,
             task=self.name,
-            queue=self._new.queue,
-            priority=self._new.priority,
-            max_attempts=self._new.max_attempts,
-            **(written.values() | new.labels),
+            queue=new.queue,
+            priority=new.priority,
+            max_attempts=new.max_attempts,
+            **(encoded.values() | new.labels),
         )
 
     def _enqueue_or_change(
-        self, session: Session, connection: Connection, written: Written, new: NewJob
+        self, session: Session, connection: Connection, encoded: EncodedCall, new: NewJob
     ) -> Job:
         """Enqueue a job, or change the waiting job that holds its unique key."""
         self._refuse_autocommit(connection)
         for _ in range(TRIES_FOR_A_KEY):
             with translated_errors():
-                [placed] = Enqueues(connection).enqueue_unique_chunk(new, [written])
+                [placed] = Enqueues(connection).enqueue_unique_chunk(new, [encoded])
             if not (placed.is_new or placed.is_changed):
-                check_holder(self._options, placed.id, written.unique_key)
+                check_holder(self._options, placed.id, encoded.unique_key)
             if (job := placed_job(session, placed)) is not None:
-                collect(session, [job.id])
+                note_for_batch(session, [job.id])
                 return job
-        raise key_never_free_error(new, written.unique_key)
+        raise key_never_free_error(new, encoded.unique_key)
 
     def _refuse_autocommit(self, connection: Connection) -> None:
         where = f"{self._where}: on_conflict={self._options.conflict!r}"
@@ -598,7 +603,7 @@ class PreparedJob:
     """The values of a new job, after all of the application's code has run."""
 
     new: NewJob
-    written: Written
+    encoded: EncodedCall
 
 
 MetaSource = Callable[[Task[..., Any]], Mapping[str, Any] | None]
@@ -612,10 +617,11 @@ def _for_connection(new: NewJob, connection: Connection) -> NewJob:
 def _enqueue_unique(
     enqueues: Enqueues, new: NewJob, rows: list[Row], per_statement: int, options: Options
 ) -> list[int]:
-    # By ascending key, over all chunks: two callers in opposite orders would deadlock.
+    """Enqueue jobs with unique keys; returns the id of the job of each row."""
     keys = [row.unique_key for row in rows]
     check_rows(options, keys)
-    row_of = rows_to_place(options, keys)
+    row_of = rows_to_place(options, keys)  # for each row, the one that is enqueued for it
+    # By ascending key, over all chunks: two callers in opposite orders would deadlock.
     order = list(dict.fromkeys(row_of.values()))
     job_ids: dict[int, int] = {}
     for start in range(0, len(order), per_statement):
