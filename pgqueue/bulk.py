@@ -1,8 +1,10 @@
 """Actions of operators on many jobs, in portions, each counted in the log of operators.
 
-An action has a row in ``operator_actions``, which is written before the first job is changed.  A
-portion changes some jobs in ascending order of their ids, and moves the row's cursor, in one
-transaction.  So a process that is killed loses nothing, and another one goes on from there.
+An action has a row in ``operator_actions``, if the role may write the log; the row is written
+before the first job is changed.  A portion changes jobs in ascending order of their ids, and moves
+the row's cursor, in one transaction.  So a process that is killed loses nothing, and another one
+goes on from there.  A cancel by filter first ends the jobs that wait, newest first, and moves no
+cursor for them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -112,17 +114,17 @@ class Preview:
     """How many of them cannot be requeued, because another unfinished job has their key."""
 
 
-def act_of(queue: Operations, action: str) -> Act:
+def act_of(queue: Operations, kind: str) -> Act:
     """How to change a job by an action that needs nothing but its name."""
-    match action:
+    match kind:
         case "requeue":
             return partial(requeue, queue)
         case "cancel" | "kill":
-            is_kill = action == "kill"
+            is_kill = kind == "kill"
             return lambda session, job_id, _at: queue.cancel(session, job_id, kill=is_kill)
         case "run_now":
             return lambda session, job_id, _at: queue.run_now(session, job_id)
-    raise OptionError(f"the log does not say how to go on with {action}: run its command again")
+    raise OptionError(f"the log does not say how to go on with {kind}: run its command again")
 
 
 def is_resumable(action: Action) -> bool:
@@ -151,23 +153,23 @@ def requeue(
     )
 
 
-def narrowed(which: JobFilter, action: str) -> JobFilter:
-    """The filter for those of its jobs that an action is for.  Raises OptionError for none."""
-    kind = KINDS[action]
-    statuses = frozenset(kind.statuses) & (which.statuses or frozenset(kind.statuses))
+def narrowed(which: JobFilter, kind: str) -> JobFilter:
+    """Limit a filter to the statuses that an action is for.  Raises OptionError if none is left."""
+    allowed = KINDS[kind].statuses
+    statuses = frozenset(allowed) & (which.statuses or frozenset(allowed))
     if not statuses:
         raise OptionError(
-            f"{action} is for jobs that are {' or '.join(kind.statuses)}; these are "
+            f"{kind} is for jobs that are {' or '.join(allowed)}; these are "
             f"{' or '.join(sorted(which.statuses))}"
         )
-    are_due = False if kind.is_for_later else which.are_due
+    are_due = False if KINDS[kind].is_for_later else which.are_due
     return replace(which, statuses=statuses, are_due=are_due)
 
 
-def preview(session: Session, action: str, which: JobFilter) -> Preview:
+def preview(session: Session, kind: str, which: JobFilter) -> Preview:
     """Count the jobs that an action would change, and show the newest of them."""
-    log, which = OperatorActions(session), narrowed(which, action)
-    are_requeued = action == "requeue"
+    log, which = OperatorActions(session), narrowed(which, kind)
+    are_requeued = kind == "requeue"
     return Preview(
         log.number_of_jobs(which, limit=MOST_COUNTED + 1),
         Pages(session).page(which, limit=SAMPLES).jobs,
@@ -175,9 +177,9 @@ def preview(session: Session, action: str, which: JobFilter) -> Preview:
     )
 
 
-def of_filter(
+def action_on_filter(
     session: Session,
-    action: str,
+    kind: str,
     which: JobFilter,
     *,
     actor: str,
@@ -191,27 +193,27 @@ def of_filter(
     ``spread``: requeue the jobs for times that are spread over this time from now on.  ``ids``: the
     jobs, ascending, if the caller has found them already.
     """
-    log, which = OperatorActions(session), narrowed(which, action)
+    log, which = OperatorActions(session), narrowed(which, kind)
     now, last_id = log.now_and_last_job()
     last_id = ids[-1] if ids else last_id
-    of = 0
+    number_of_jobs = 0
     if spread is not None:
-        upto = replace(which, before=_lower(which.before, last_id + 1))
-        of = log.number_of_jobs(upto) if ids is None else len(ids)
+        upto = replace(which, before=_smaller(which.before, last_id + 1))
+        number_of_jobs = log.number_of_jobs(upto) if ids is None else len(ids)
     return Action(
         at=now,
         actor=actor,
-        action=action,
+        action=kind,
         target={"filter": document_of(which)},
-        options={**(options or {}), **_spread(spread, of)},
+        options={**(options or {}), **_spread(spread, number_of_jobs)},
         reason=reason,
         last_id=last_id,
     )
 
 
-def of_ids(
+def action_on_ids(
     session: Session,
-    action: str,
+    kind: str,
     ids: Iterable[int],
     *,
     actor: str,
@@ -224,7 +226,7 @@ def of_ids(
     return Action(
         at=OperatorActions(session).now_and_last_job()[0],
         actor=actor,
-        action=action,
+        action=kind,
         target={"jobs": ids},
         options={**(options or {}), **_spread(spread, len(ids))},
         reason=reason,
@@ -240,8 +242,8 @@ def run(
     Yields the results of a portion after its commit.  A caller may stop there, and another process
     go on later.  ``ids``: the jobs, ascending, if the caller has found them already.
 
-    A cancel first ends the jobs that wait, many at once.  The others have a transaction each: it
-    may wait for one that has locked the job, and must not lock others meanwhile.
+    A cancel first ends the jobs that wait, many at once.  Each of the other jobs has a transaction
+    of its own: a cancel may wait for a lock, and must hold no other job meanwhile.
     """
     if KINDS[action.action].is_set_based and "filter" in action.target:
         size = 1
@@ -278,7 +280,7 @@ def step(
     done = action.jobs + action.skipped
     results = []
     for number, job_id in enumerate(left, done):
-        result = _change(session, act, job_id, _time(action, number))
+        result = _change(session, act, job_id, _due_time(action, number))
         if result.change == Change.UNCHANGED.name.lower():
             status = Listing(session).status(job_id)
             is_known = bool(reason_unchanged) and status in KINDS[action.action].statuses
@@ -308,7 +310,7 @@ def ids_left(session: Session, action: Action, limit: int) -> list[int]:
 def filter_of(action: Action) -> JobFilter:
     """The jobs of an action on all that match, without those that came later."""
     which = filter_from(action.target["filter"])
-    return replace(which, before=_lower(which.before, (action.last_id or 0) + 1))
+    return replace(which, before=_smaller(which.before, (action.last_id or 0) + 1))
 
 
 def document_of(which: JobFilter) -> dict[str, Any]:
@@ -353,7 +355,7 @@ def target_in_words(action: Action, *, show_arguments: bool) -> str:
 
 
 def filter_from(document: Any) -> JobFilter:
-    """The filter with these conditions.  Raises OptionError if they are none."""
+    """The filter with these conditions.  Raises OptionError if this is no filter."""
     try:
         return JobFilter(**FILTERS.decode(document))
     except PayloadError as error:
@@ -395,7 +397,7 @@ def _change(session: Session, act: Act, job_id: int, run_at: datetime | None) ->
 
 
 def _locked(session: Session, action: Action) -> Action:
-    """The action as the log has it now; itself if it is not in the log."""
+    """The action as the log has it now; without an id if it is not, or no longer, in the log."""
     if action.id is None:
         return action
     return OperatorActions(session).locked(action.id) or replace(action, id=None)
@@ -417,17 +419,17 @@ def _counted(
     return moved
 
 
-def _spread(spread: timedelta | None, of: int) -> dict[str, Any]:
-    return {} if spread is None else {"spread_s": spread.total_seconds(), "of": of}
+def _spread(spread: timedelta | None, number_of_jobs: int) -> dict[str, Any]:
+    return {} if spread is None else {"spread_s": spread.total_seconds(), "of": number_of_jobs}
 
 
-def _time(action: Action, number: int) -> datetime | None:
+def _due_time(action: Action, number: int) -> datetime | None:
     """When the job with this number is due, if the jobs are spread."""
-    seconds, of = action.options.get("spread_s"), action.options.get("of")
-    if seconds is None or not of:
+    seconds, number_of_jobs = action.options.get("spread_s"), action.options.get("of")
+    if seconds is None or not number_of_jobs:
         return None
-    return action.at + timedelta(seconds=seconds * min(number, of) / of)
+    return action.at + timedelta(seconds=seconds * min(number, number_of_jobs) / number_of_jobs)
 
 
-def _lower(first: int | None, second: int) -> int:
+def _smaller(first: int | None, second: int) -> int:
     return second if first is None else min(first, second)

@@ -46,7 +46,7 @@ def cancelled(queue: PgQueue, number: int) -> list[int]:
 
 def begun(queue: PgQueue, action: str, which: JobFilter = CANCELLED, **more: Any) -> Action:
     with begin(queue) as session:
-        new = bulk.of_filter(session, action, which, actor="ada", **more)
+        new = bulk.action_on_filter(session, action, which, actor="ada", **more)
         return OperatorActions(session).add(new)
 
 
@@ -144,7 +144,7 @@ class TestPortions:
     def test_named_jobs_are_changed_in_the_order_of_their_ids(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 3)
         with begin(queue) as session:
-            new = bulk.of_ids(session, "requeue", [ids[2], ids[0]], actor="ada")
+            new = bulk.action_on_ids(session, "requeue", [ids[2], ids[0]], actor="ada")
             action = OperatorActions(session).add(new)
 
         stopped = run(queue, action, stop_after=1)
@@ -155,7 +155,7 @@ class TestPortions:
     def test_without_a_row_in_the_log_they_are_changed_all_the_same(self, queue: PgQueue) -> None:
         cancelled(queue, 150)
         with begin(queue) as session:
-            action = bulk.of_filter(session, "requeue", CANCELLED, actor="ada")
+            action = bulk.action_on_filter(session, "requeue", CANCELLED, actor="ada")
 
         portions = list(bulk.run(partial(begin, queue), action, bulk.act_of(queue, "requeue")))
 

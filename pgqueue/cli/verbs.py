@@ -226,7 +226,7 @@ def _run(
     if job_ids:
         ids = sorted(set(job_ids))
         with begin() as session:
-            begun = logged(session, bulk.of_ids(session, action, ids, **words))
+            begun = logged(session, bulk.action_on_ids(session, action, ids, **words))
         portions = bulk.run(begin, begun, act, ids=ids, size=1)
         are_missed = _change_named((results for _, results in portions), as_json=as_json)
     else:
@@ -241,7 +241,9 @@ def _run(
             if not yes:
                 _ask(f"{verb.name.replace('-', ' ')} {len(ids):,} {called} jobs")
             with begin() as session:
-                begun = logged(session, bulk.of_filter(session, action, chosen, ids=ids, **words))
+                begun = logged(
+                    session, bulk.action_on_filter(session, action, chosen, ids=ids, **words)
+                )
             portions = bulk.run(begin, begun, act, ids=ids)
         are_missed = _change_many(
             (results for _, results in portions), matched=len(ids), as_json=as_json

@@ -206,7 +206,7 @@ class TestAllThatMatch:
     def test_to_go_on_needs_the_right_of_the_action(self, shop: Shop) -> None:
         shop.fail()
         with shop.queue.session() as session, session.begin():
-            new = bulk.of_filter(session, "cancel", JobFilter(), actor="ann")
+            new = bulk.action_on_filter(session, "cancel", JobFilter(), actor="ann")
             OperatorActions(session).add(new)
         visitor = Visitor(shop.queue, rights={"view", "requeue"})
 

@@ -314,14 +314,14 @@ class TestDashboard:
 
     def act_on_many(self, place: Place, queue: PgQueue) -> None:
         with place.session("dashboard") as session:
-            new = bulk.of_filter(session, "cancel", JobFilter(), actor="ada", spread=HOUR)
+            new = bulk.action_on_filter(session, "cancel", JobFilter(), actor="ada", spread=HOUR)
             bulk.preview(session, "requeue", JobFilter())
             action = OperatorActions(session).add(new)
         cancel, requeue = (bulk.act_of(queue, name) for name in ("cancel", "requeue"))
         for moved, _ in bulk.run(lambda: place.session("dashboard"), action, cancel):
             action = moved
         with place.session("dashboard") as session:
-            new = bulk.of_ids(session, "requeue", action.first_ids, actor="ada", spread=HOUR)
+            new = bulk.action_on_ids(session, "requeue", action.first_ids, actor="ada", spread=HOUR)
             bulk.step(session, OperatorActions(session).add(new), action.first_ids, requeue)
             [found] = OperatorActions(session).newest(limit=1)
             assert (found.jobs, found.skipped) == (action.jobs - 1, 1), "one runs"

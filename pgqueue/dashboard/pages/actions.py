@@ -80,7 +80,7 @@ def change(asked: Asked, action: str, ids: Sequence[int]) -> list[Result]:
     """
     asked.check_jobs(ids)
     session, log = asked.session, OperatorActions(asked.session)
-    new = bulk.of_ids(
+    new = bulk.action_on_ids(
         session,
         action,
         ids,
@@ -107,7 +107,7 @@ def in_words(action: str, results: Sequence[Result]) -> str:
 
 def _begin(asked: Asked, action: str, which: JobFilter) -> Action:
     with asked.transaction() as session:
-        new = bulk.of_filter(
+        new = bulk.action_on_filter(
             session,
             action,
             which,
