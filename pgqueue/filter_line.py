@@ -92,7 +92,10 @@ def line_of(which: JobFilter) -> str:
     words.append("" if which.error is None else f"error:{in_hex(which.error)}")
     words.append(word_of("error", which.text))
     for sign, time in ((">", which.created_after), ("<", which.created_before)):
-        words.append("" if time is None else f"created:{sign}{_time_in_words(time)}")
+        if isinstance(time, timedelta):
+            words.append(f"created:{sign}{span_in_words(time)}")
+        elif time is not None:
+            words.append(f"created:{sign}{time.isoformat()}")
     words.append("" if which.took is None else f"took:>{span_in_words(which.took)}")
     numbers = {word: getattr(which, name) for word, name in NUMBERS.items()}
     words += [f"{word}:{number}" for word, number in numbers.items() if number is not None]
@@ -172,10 +175,6 @@ def _time(value: str) -> datetime | timedelta:
     if not 2000 <= time.year <= 9998:
         raise OptionError(f"created:{value} is not between the years 2000 and 9998")
     return time if time.utcoffset() is not None else time.replace(tzinfo=UTC)
-
-
-def _time_in_words(time: datetime | timedelta) -> str:
-    return span_in_words(time) if isinstance(time, timedelta) else time.isoformat()
 
 
 def _json(value: str) -> Any:

@@ -3,7 +3,7 @@
 It knows no web framework: a door passes it a Werkzeug request, and returns its response.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from functools import cache
@@ -180,7 +180,10 @@ class Dashboard:
 
     def _response(self, asked: Asked, answer: Answer) -> Response:
         if isinstance(answer, Done):
-            response = Response(status=303, headers={"Location": self._with_message(answer)})
+            to = answer.to
+            if answer.words:
+                to += f"{'&' if '?' in to else '?'}message={self._tokens.message(answer.words)}"
+            response = Response(status=303, headers={"Location": to})
             for name, value in answer.cookies.items():
                 path = asked.url("you").removesuffix("you")
                 response.set_cookie(
@@ -188,16 +191,11 @@ class Dashboard:
                 )
             return response
         if isinstance(answer, Download):
-            response = Response(_pieces(answer), content_type=answer.media_type)
+            pieces = (piece.encode() for piece in answer.pieces)
+            response = Response(pieces, content_type=answer.media_type)
             response.headers["Content-Disposition"] = f'attachment; filename="{answer.name}"'
             return response
         return self._html(asked, answer, now=asked.now)
-
-    def _with_message(self, done: Done) -> str:
-        if not done.words:
-            return done.to
-        mark = "&" if "?" in done.to else "?"
-        return f"{done.to}{mark}message={self._tokens.message(done.words)}"
 
     def _refusal(self, asked: Asked, error: Exception) -> Response:
         """The page for a request that was not answered; what it had changed is undone."""
@@ -293,8 +291,3 @@ def _static(digest: str, name: str) -> Response:
     if file is None or file.digest != digest:
         return Response("There is no such file.", 404, content_type="text/plain")
     return Response(file.content, content_type=file.media_type, headers={"Cache-Control": FOR_EVER})
-
-
-def _pieces(download: Download) -> Iterator[bytes]:
-    for piece in download.pieces:
-        yield piece.encode()
