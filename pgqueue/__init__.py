@@ -60,6 +60,7 @@ from pgqueue.models import (
     WaitingMessage,
     WorkerProcess,
 )
+from pgqueue.nodes import Node
 from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze
 from pgqueue.redaction import Secret
 from pgqueue.repository.admit import LimitState
@@ -84,6 +85,7 @@ __all__ = [
     "Unique",
     "Worker",
     "Keep",
+    "Node",
     "WorkerHealth",
     # for handlers
     "JobContext",

@@ -60,7 +60,8 @@ class LeaseLost(PgQueueError, RuntimeError):
 
 
 class JobNotFound(PgQueueError, LookupError):
-    """No job has this id: it was never enqueued, was rolled back, or has been deleted."""
+    """No job of this database has this id: it was never enqueued, was rolled back, has been
+    deleted, or is on another node."""
 
 
 class BadToken(PgQueueError, ValueError):

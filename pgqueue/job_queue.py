@@ -20,7 +20,7 @@ from typing import (
 )
 from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from pgqueue import schema
@@ -39,11 +39,17 @@ from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import autocommitting, in_savepoint
 from pgqueue.database.handlers import session_in_savepoint
-from pgqueue.database.opening import DRIVER, connection_parameters, worker_engine_for_now
+from pgqueue.database.opening import (
+    connection_parameters,
+    on_psycopg,
+    refuse_others,
+    worker_engine_for_now,
+)
 from pgqueue.errors import ArgumentsError, NotBound, OptionError, TaskDefinitionError, UnknownTask
 from pgqueue.events import AttemptCallback
 from pgqueue.middleware import Middleware, as_context_manager, layers_of
 from pgqueue.models import DEFAULT_QUEUE, Job
+from pgqueue.nodes import CITUS, Node, checked_nodes, nodes_of_citus, number_in_list
 from pgqueue.operations import Operations
 from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
@@ -79,7 +85,7 @@ T = TypeVar("T", bound=Task[..., Any])
 
 _queues: WeakSet["PgQueue"] = WeakSet()
 
-Bind = Union[str, Engine, Connection, "AsyncConnection", sessionmaker[Any]]
+Bind = Union[str, URL, Engine, Connection, "AsyncConnection", sessionmaker[Any]]
 
 
 class QueueOptions(TypedDict, total=False):
@@ -93,6 +99,7 @@ class QueueOptions(TypedDict, total=False):
     queue_keep: Mapping[str, Keep | timedelta | None] | None
     queue_limits: Mapping[str, Limit | Sequence[Limit]] | None
     secret: str | None
+    nodes: Sequence[str | URL] | None
 
 
 class PgQueue(Operations):
@@ -112,6 +119,8 @@ class PgQueue(Operations):
     ``version``: of the application, for example a tag or a commit.  Workers note when they have
     first run it, and in which version an error has first occurred (:class:`Deploy`).
     ``secret`` signs the tokens of :meth:`token`.
+    ``nodes``: the URLs of several databases that each have tables and workers of their own, or
+    ``"citus"`` for the nodes of the Citus cluster in which ``bind`` is (:attr:`nodes`).
     """
 
     def __init__(
@@ -126,6 +135,7 @@ class PgQueue(Operations):
         application: str = "",
         version: str = "",
         secret: str | None = None,
+        nodes: Sequence[str | URL] | None = None,
     ) -> None:
         check_whole("PgQueue: ", "max_payload_bytes", max_payload_bytes, 1024, LARGEST_TEXT)
         self.notify = notify
@@ -138,6 +148,7 @@ class PgQueue(Operations):
         if secret is not None and (not isinstance(secret, str) or not secret):
             raise OptionError("PgQueue: secret is no text, or an empty one; give random characters")
         self._secret = secret
+        self._nodes = nodes if nodes is None or nodes == CITUS else checked_nodes(nodes)
         self.schedules = Schedules(self.tasks, self.find, application)
         self.attempt_callbacks: list[AttemptCallback] = []
         self.middlewares: list[Callable[[JobContext], Any]] = []
@@ -165,9 +176,9 @@ class PgQueue(Operations):
             self._sessions = bind
         elif isinstance(bind, Engine | Connection):
             self._sessions = sessionmaker(bind)
-        elif isinstance(bind, str):
+        elif isinstance(bind, str | URL):
             # Every slot of a worker may need a connection; the default pool has 15.
-            engine = create_engine(_on_psycopg(bind), max_overflow=100)
+            engine = create_engine(on_psycopg(bind), max_overflow=100)
             self._sessions = sessionmaker(engine)
         else:
             raise ArgumentsError(
@@ -176,7 +187,7 @@ class PgQueue(Operations):
             )
         bound = self._sessions.kw.get("bind")
         if isinstance(bound, Engine | Connection):
-            _refuse_others(bound.dialect.name)
+            refuse_others(bound.dialect.name)
 
     @property
     def secret(self) -> str | None:
@@ -213,7 +224,8 @@ class PgQueue(Operations):
 
     @contextmanager
     def bound_to(self, bind: "Bind") -> Iterator[None]:
-        """Bind the queue to a Connection or an Engine for a ``with`` block, as in a test.
+        """Bind the queue to a Connection or an Engine for a ``with`` block, as in a test, or to the
+        URL of a node, whose connections are closed at the end.
 
         The sessions in the block have the options of the queue's previous sessionmaker.
         """
@@ -225,6 +237,8 @@ class PgQueue(Operations):
                 self.bind(sessionmaker(**{**before.kw, "class_": before.class_, "bind": now}))
             yield
         finally:
+            if isinstance(bind, str | URL):
+                self.engine.dispose()
             self._sessions = before
 
     @property
@@ -240,6 +254,17 @@ class PgQueue(Operations):
             engine.dispose(close=False)
             self._pid = os.getpid()
         return engine
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes of ``nodes=...``, in their order; those of Citus are read from its catalog.
+
+        Empty without the option.  A session decides on which node a job is enqueued, cancelled or
+        requeued; ``with queue.bound_to(node.url)`` puts everything else on a node.
+        """
+        if isinstance(self._nodes, list):
+            return list(self._nodes)
+        return [] if self._nodes is None else nodes_of_citus(self.engine)
 
     @property
     def connection(self) -> Connection | None:
@@ -296,6 +321,9 @@ class PgQueue(Operations):
 
         The tables get a migration history of their own.  An application that uses Alembic should
         call :func:`pgqueue.schema.upgrade` from one of its revisions instead.
+
+        Upgrades the database to which the queue is bound, and no other.  If it is one of
+        :attr:`nodes`, it gets its number, also if the application's history has made the tables.
         """
         if self.connection is not None:
             raise NotBound(
@@ -304,6 +332,8 @@ class PgQueue(Operations):
             )
         with worker_engine_for_now(self.engine) as engine:
             schema.upgrade_database(engine)
+            if isinstance(self._nodes, list):
+                number_in_list(engine, self._nodes)
 
     def dashboard(self, *, authorize: Callable[[Any], Any], **options: Any) -> Any:
         """Return the :class:`~pgqueue.dashboard.Dashboard` of this queue, to mount in a web
@@ -615,19 +645,6 @@ def _is_redefined(known: Task[..., Any] | None, task: Task[..., Any]) -> bool:
     return is_same_function and known.name == task.name
 
 
-def _on_psycopg(url: str) -> Any:
-    """Make ``postgres://`` and ``postgresql://`` mean psycopg 3 in every SQLAlchemy version.
-
-    URLs of async drivers get psycopg 3 too: the queue itself works synchronously.
-    """
-    scheme, separator, rest = url.partition("://")
-    if scheme in ("postgres", "postgresql"):
-        url = f"{DRIVER}{separator}{rest}"
-    parsed = make_url(url)
-    _refuse_others(parsed.get_backend_name())
-    return parsed.set(drivername=DRIVER) if parsed.get_dialect().is_async else parsed
-
-
 def _refuse_async(bind: Any) -> None:
     """Refuse an async bind now; its first use would fail with MissingGreenlet."""
     bound = bind.kw.get("bind") if isinstance(bind, sessionmaker) else bind
@@ -639,14 +656,6 @@ def _refuse_async(bind: Any) -> None:
             "PgQueue works synchronously, and is bound here to an async engine: give it the URL, "
             "or an Engine of create_engine(url.set(drivername='postgresql+psycopg')); "
             "enqueue_async takes an AsyncSession on any engine of that database"
-        )
-
-
-def _refuse_others(database: str) -> None:
-    if database != "postgresql":
-        raise ArgumentsError(
-            f"PgQueue needs a PostgreSQL database, not {database}; "
-            "give a URL that begins with postgresql://"
         )
 
 

@@ -6,7 +6,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,6 +97,14 @@ def database_url(server_url: str, template_url: str) -> Iterator[str]:
     """A database with pgqueue's tables."""
     with fresh_database(server_url, template_url=template_url) as url:
         yield url
+
+
+@pytest.fixture
+def node_urls(server_url: str, template_url: str) -> Iterator[list[str]]:
+    """Three databases with pgqueue's tables, as nodes that have no numbers yet."""
+    with ExitStack() as stack:
+        made = (fresh_database(server_url, template_url=template_url) for _ in range(3))
+        yield [stack.enter_context(one) for one in made]
 
 
 @pytest.fixture

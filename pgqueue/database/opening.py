@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
 
@@ -16,11 +16,35 @@ from pgqueue.database.keepalive import (
     name_of_connection,
     notice_loss_of_server,
 )
+from pgqueue.errors import ArgumentsError
 from pgqueue.repository.transactions import set_config
 
 logger = redaction.logger(__name__)
 
 DRIVER = "postgresql+psycopg"
+
+
+def on_psycopg(url: str | URL) -> URL:
+    """Make ``postgres://`` and ``postgresql://`` mean psycopg 3 in every SQLAlchemy version.
+
+    URLs of async drivers get psycopg 3 too: the queue itself works synchronously.
+    """
+    if isinstance(url, str):
+        scheme, separator, rest = url.partition("://")
+        if scheme in ("postgres", "postgresql"):
+            url = f"{DRIVER}{separator}{rest}"
+    parsed = make_url(url)
+    refuse_others(parsed.get_backend_name())
+    return parsed.set(drivername=DRIVER) if parsed.get_dialect().is_async else parsed
+
+
+def refuse_others(database: str) -> None:
+    """Raise ArgumentsError for a database that is not PostgreSQL."""
+    if database != "postgresql":
+        raise ArgumentsError(
+            f"PgQueue needs a PostgreSQL database, not {database}; "
+            "give a URL that begins with postgresql://"
+        )
 
 
 def worker_engine(engine: Engine) -> Engine:

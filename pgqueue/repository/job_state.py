@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from pgqueue.errors import JobNotFound
 from pgqueue.models import Job, JobStatus
+from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import jobs, leases, pg
 from pgqueue.repository.waits import jobs_ahead
@@ -81,7 +81,7 @@ class JobStates:
         """Raises JobNotFound."""
         row = self._executor.execute(state_of_job(), {"job_id": job_id}).one_or_none()
         if row is None:
-            raise JobNotFound(f"job {job_id} does not exist: never committed, or deleted")
+            raise job_not_found(self._executor, job_id)
         id, status, attempts, most, progress, result, error, cancel, position, running, *times = row
         if status != JobStatus.PENDING:
             position = None

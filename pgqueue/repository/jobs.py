@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from pgqueue.errors import DuplicateJob, JobNotFound
+from pgqueue.errors import DuplicateJob
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository import invariants
 from pgqueue.repository.admit import Admissions
@@ -27,6 +27,7 @@ from pgqueue.repository.messages import (
     message_of,
     waiting_message_of,
 )
+from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment, readable
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
@@ -518,7 +519,7 @@ class Jobs:
         """What an operator may change of a job; raises JobNotFound.  Locks nothing."""
         row = self._run(values_of_job(with_args=with_args), job_id).one_or_none()
         if row is None:
-            raise _not_found(job_id)
+            raise job_not_found(self._executor, job_id)
         return JobValues(*row)
 
     def change(self, job_id: int, edit: Edit, *, with_args: bool, notify: bool) -> Change:
@@ -609,7 +610,7 @@ class Jobs:
     def _locked(self, job_id: int) -> Any:
         job = self._run(lock_job(), job_id).one_or_none()
         if job is None:
-            raise _not_found(job_id)
+            raise job_not_found(self._executor, job_id)
         return job
 
 
@@ -635,10 +636,3 @@ def raising_duplicate(
         )
         duplicate.holder = found and found.id
         raise duplicate from error
-
-
-def _not_found(job_id: int) -> JobNotFound:
-    return JobNotFound(
-        f"job {job_id} does not exist: it was never committed, or has been deleted; "
-        "look the id up in pgqueue.jobs"
-    )

@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
-from pgqueue.errors import JobNotFound
 from pgqueue.models import SCHEMA, Job, JobStatus
 from pgqueue.repository.admit import Admissions
+from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment, readable, span
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
@@ -504,7 +504,7 @@ class Listing:
         hidden = frozenset(row[0] for row in self._executor.execute(hidden_columns()))
         row = self._executor.execute(job_details(hidden), one).mappings().one_or_none()
         if row is None:
-            raise JobNotFound(f"job {job_id} does not exist: never committed, or deleted")
+            raise job_not_found(self._executor, job_id)
         columns = dict(row)
         status, read_at = JobStatus(columns.pop("status")), columns.pop("read_at")
         held = self._executor.execute(holder_of_job(), one).one_or_none()

@@ -11,6 +11,8 @@ from sqlalchemy import text
 from pgqueue.errors import SchemaError, SchemaTooNew
 from pgqueue.models.base import SCHEMA
 from pgqueue.repository.tables import SEARCH_PATH
+from pgqueue.schema import citus
+from pgqueue.schema.node_numbers import number_by_citus
 from pgqueue.schema.state import SCHEMA_VERSION, installed, read_state, wait_for_other_upgrades
 
 if TYPE_CHECKING:
@@ -22,12 +24,19 @@ def upgrade(*, to: int, base: int | None = None) -> None:
 
     Steps that the database already has are skipped.  Offline (``--sql``) there is no database to
     query: ``base`` gives its version, 0 if there are no tables yet.
+
+    A node of Citus gets its number here, unless offline; other nodes by ``pgqueue upgrade --nodes``
+    afterwards.
     """
+    from alembic import op
+
     _refuse_unknown(to, lowest=1)
     found = _version_found("upgrade", to=to, base=base, offline_default=0)
-    with _search_path_of_ours():
+    with _settings_of_ours():
         for step in _our_revisions()[found:to]:
             step.module.upgrade()
+        if not op.get_context().as_sql:
+            number_by_citus(op.get_bind())
 
 
 def downgrade(*, to: int, base: int | None = None) -> None:
@@ -43,7 +52,7 @@ def downgrade(*, to: int, base: int | None = None) -> None:
             f"The pgqueue tables have version {found}, and {installed()} knows the way back "
             f"from version {SCHEMA_VERSION}. Run `pip install -U sqlalchemy-pgqueue`."
         )
-    with _search_path_of_ours():
+    with _settings_of_ours():
         for step in reversed(_our_revisions()[to:found]):
             step.module.downgrade()
 
@@ -102,17 +111,20 @@ def _version_found(verb: str, *, to: int, base: int | None, offline_default: int
 
 
 @contextmanager
-def _search_path_of_ours() -> Iterator[None]:
+def _settings_of_ours() -> Iterator[None]:
     """Set our search_path while the tables and views are created: names are resolved only then.
+    Citus must leave the tables alone.
 
-    The rest of the host's revision gets its own path back.  A transaction setting keeps it, because
-    offline it cannot be queried.
+    The rest of the host's revision gets its own settings back.  Transaction settings keep them,
+    because offline they cannot be queried.
     """
     from alembic import op
 
     op.execute(_KEEP_SEARCH_PATH)
     op.execute(f"SET LOCAL search_path = {SEARCH_PATH}")
+    op.execute(citus.KEEP_TABLES_LOCAL)
     yield
+    op.execute(citus.RESTORE)
     op.execute(_RESTORE_SEARCH_PATH)
 
 

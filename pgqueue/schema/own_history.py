@@ -2,6 +2,7 @@
 
 from sqlalchemy import Engine
 
+from pgqueue.schema.node_numbers import number_by_citus
 from pgqueue.schema.state import SCHEMA_VERSION, read_state, verify, wait_for_other_upgrades
 
 
@@ -27,3 +28,4 @@ def upgrade_database(engine: Engine) -> None:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
         verify(connection)
+        number_by_citus(connection)

@@ -1,0 +1,145 @@
+"""The nodes of a queue: databases that each have tables, ids and workers of their own."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
+from sqlalchemy.exc import ArgumentError, OperationalError
+
+from pgqueue.database.opening import on_psycopg
+from pgqueue.errors import ArgumentsError, OptionError, PgQueueError, SchemaError
+from pgqueue.repository.nodes import HIGHEST_NUMBER, read_number
+from pgqueue.schema import citus
+from pgqueue.schema.node_numbers import set_number
+from pgqueue.schema.state import wait_for_other_upgrades
+
+CITUS = "citus"
+PATIENCE = "10"
+"""Seconds until a node that does not answer counts as down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One of the databases of ``PgQueue(nodes=...)``."""
+
+    url: URL
+    """On psycopg.  Its ``repr`` hides the password."""
+    number: int | None = None
+    """The number of the node in the ids of its jobs, ``id >> 48``.  None for a node of a list,
+    because only its database knows it; see :meth:`asked`."""
+
+    @property
+    def name(self) -> str:
+        """``host:port/database``, without a password."""
+        host = self.url.host or self.url.query.get("host") or "localhost"
+        port = self.url.port or self.url.query.get("port") or 5432
+        return f"{host}:{port}/{self.url.database or self.url.username or ''}"
+
+    @property
+    def patient_url(self) -> URL:
+        """The URL, with a limit of the time for which a connection is tried."""
+        if "connect_timeout" in self.url.query:
+            return self.url
+        return self.url.update_query_dict({"connect_timeout": PATIENCE})
+
+    @contextmanager
+    def connected(self) -> Iterator[Connection]:
+        """A connection of its own to the node, in a transaction that the caller ends."""
+        engine = create_engine(
+            self.patient_url, poolclass=NullPool, isolation_level="READ COMMITTED"
+        )
+        with engine.connect() as connection:
+            yield connection
+
+    def asked(self) -> "Node":
+        """Return the node with the number that its database has: 0 if it has none yet, None if it
+        has no tables.  Raises OperationalError if the node is down."""
+        with self.connected() as connection:
+            return replace(self, number=read_number(connection))
+
+
+def checked_nodes(nodes: Any) -> list[Node]:
+    """The nodes of a list of URLs; raises ArgumentsError or OptionError."""
+    if isinstance(nodes, str | URL) or not isinstance(nodes, Sequence):
+        raise ArgumentsError(
+            f"PgQueue: nodes is a {type(nodes).__name__}; give a list of the URLs of all nodes, or "
+            f'nodes="{CITUS}" to read them from Citus'
+        )
+    if not 1 <= len(nodes) <= HIGHEST_NUMBER:
+        raise OptionError(
+            f"PgQueue: nodes has {len(nodes)} URLs; give 1 to {HIGHEST_NUMBER}, or omit it for one "
+            "database"
+        )
+    found = [Node(_checked_url(place, url)) for place, url in enumerate(nodes, 1)]
+    names = [node.name for node in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(f"PgQueue: nodes has {name} twice; give each database once")
+    return found
+
+
+def _checked_url(place: int, url: Any) -> URL:
+    where = f"PgQueue: number {place} of nodes"  # not the URL: it may have a password
+    if not isinstance(url, str | URL):
+        raise ArgumentsError(f"{where} is a {type(url).__name__}; give a URL")
+    try:
+        return make_url(on_psycopg(url))
+    except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
+        raise ArgumentsError(
+            f"{where} is no URL of a database; one looks like postgresql://user@host/database"
+        ) from error
+
+
+def nodes_of_citus(engine: Engine) -> list[Node]:
+    """The nodes of the cluster to which an engine connects; raises PgQueueError without Citus.
+
+    They have the user, the password and the database of the engine's URL.
+    """
+    with engine.connect() as connection:
+        group = citus.group_of(connection)
+        if group is None:
+            raise PgQueueError(
+                "this database has no Citus, which would know the nodes: give "
+                "PgQueue(nodes=[...]) the URLs of all nodes"
+            )
+        known = citus.nodes_known(connection)
+    url = make_url(on_psycopg(engine.url))
+    at = url.difference_update_query(["host", "port"])
+    nodes = [Node(at.set(host=node.host, port=node.port), node.group) for node in known]
+    if group == 0 and 0 not in {node.number for node in nodes}:
+        nodes.insert(0, Node(url, 0))  # a coordinator that was not told its own address
+    return nodes
+
+
+def number_in_list(engine: Engine, nodes: Sequence[Node]) -> None:
+    """Give the node of an engine the number above all others, unless it has one.
+
+    Does nothing for another database than those of the list, and for one with Citus, which has
+    numbered it.  Raises SchemaError if a number is needed and another node does not answer.
+    """
+    name, names = Node(engine.url).name, [node.name for node in nodes]
+    if name not in names:
+        return
+    with engine.connect() as connection:
+        if citus.is_here(connection) or read_number(connection):
+            return
+    with ExitStack() as stack:
+        connections = [_answering(stack, node, name) for node in nodes]
+        # One process at a time: two would give the same number to two nodes.
+        wait_for_other_upgrades(connections[0])
+        numbers = [read_number(connection) or 0 for connection in connections]
+        if not numbers[names.index(name)]:
+            with engine.begin() as connection:
+                set_number(connection, max(numbers) + 1)
+
+
+def _answering(stack: ExitStack, node: Node, name: str) -> Connection:
+    try:
+        return stack.enter_context(node.connected())
+    except OperationalError as error:
+        raise SchemaError(
+            f"node {name} needs a number that no other node has, and node {node.name} does not "
+            "answer: upgrade again when all nodes run"
+        ) from error

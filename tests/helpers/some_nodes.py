@@ -1,0 +1,38 @@
+"""Databases of one server as the nodes of a queue, and a stand-in for the catalog of Citus."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Engine, text
+
+from pgqueue import PgQueue
+
+DOWN = "postgresql://app:hunter2@127.0.0.1:9/down"
+"""A node that is down: nothing listens on its port."""
+
+
+def numbered(urls: Sequence[str]) -> PgQueue:
+    """A queue on the first of these databases, which get the numbers 1, 2 and so on."""
+    queue = PgQueue(urls[0], nodes=urls)
+    for node in queue.nodes:
+        with queue.bound_to(node.url):
+            queue.upgrade()
+    return queue
+
+
+def put_citus(engine: Engine, group: int, *nodes: tuple[int, str, int]) -> None:
+    """Put the tables of Citus that are read into a database: its group, and the nodes it knows."""
+    database = engine.url.database
+    with engine.begin() as connection:
+        for statement in (
+            "SET LOCAL allow_system_table_mods = on",
+            "CREATE TABLE pg_catalog.pg_dist_node (groupid int, nodename text, nodeport int, "
+            "noderole text DEFAULT 'primary', isactive boolean DEFAULT true)",
+            f"CREATE TABLE pg_catalog.pg_dist_local_group AS SELECT {group} AS groupid",
+            "CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass)",
+            f"ALTER DATABASE {database} SET citus.enable_ddl_propagation = on",
+            f"ALTER DATABASE {database} SET citus.enable_schema_based_sharding = on",
+        ):
+            connection.execute(text(statement))
+        for node in nodes:
+            connection.execute(text("INSERT INTO pg_dist_node VALUES ({}, '{}', {})".format(*node)))
+    engine.dispose()  # new connections have the settings

@@ -1,0 +1,115 @@
+"""Where Citus is: what is asked of its catalog, and what is set, on a stand-in for its tables.
+
+`make citus` runs on Citus itself.
+"""
+
+from typing import Any
+
+import pytest
+from hosts import host_revision
+from some_nodes import DOWN, put_citus
+from sqlalchemy import Engine, event, text
+
+from pgqueue import PgQueue, PgQueueError, SchemaError
+from pgqueue.repository.nodes import read_number
+from pgqueue.schema import SCHEMA_VERSION, upgrade, upgrade_database, verify
+from pgqueue.testing.databases import as_text
+
+PROPAGATION = text("SELECT current_setting('citus.enable_ddl_propagation')")
+SHARDING = text("SELECT current_setting('citus.enable_schema_based_sharding')")
+
+
+def test_the_nodes_are_those_that_citus_knows(engine: Engine) -> None:
+    put_citus(engine, 0, (0, "c", 5600), (2, "w2", 5602))
+    url = as_text(engine.url.set(password="hunter2"))
+
+    nodes = PgQueue(url, nodes="citus").nodes
+
+    database = engine.url.database
+    assert [(node.number, node.name) for node in nodes] == [
+        (0, f"c:5600/{database}"),
+        (2, f"w2:5602/{database}"),
+    ]
+    assert nodes[1].url.password == "hunter2"
+
+
+def test_a_coordinator_without_an_address_is_a_node_too(engine: Engine) -> None:
+    put_citus(engine, 0, (1, "w1", 5601))
+
+    nodes = PgQueue(engine, nodes="citus").nodes
+
+    assert [node.number for node in nodes] == [0, 1]
+    assert nodes[0].url == engine.url
+
+
+def test_without_citus_its_nodes_are_refused_with_the_way_out(engine: Engine) -> None:
+    with pytest.raises(PgQueueError, match=r"no Citus.*give PgQueue\(nodes="):
+        PgQueue(engine, nodes="citus").nodes  # asks the database
+
+
+@pytest.mark.parametrize("is_in_list", [False, True])
+def test_the_number_is_that_of_the_group_also_in_a_list(
+    empty_engine: Engine, is_in_list: bool
+) -> None:
+    put_citus(empty_engine, 5)
+    nodes = [DOWN, as_text(empty_engine.url)] if is_in_list else "citus"
+
+    PgQueue(empty_engine, nodes=nodes).upgrade()
+
+    with empty_engine.connect() as connection:
+        assert read_number(connection) == 5
+
+
+def test_a_group_whose_ids_javascript_cannot_read_is_refused(empty_engine: Engine) -> None:
+    put_citus(empty_engine, 32)
+
+    with pytest.raises(SchemaError, match="number 32, and 31 is the highest"):
+        upgrade_database(empty_engine)
+
+
+def test_a_revision_of_a_host_numbers_the_node_and_gets_its_settings_back(
+    empty_engine: Engine,
+) -> None:
+    put_citus(empty_engine, 3)
+
+    with empty_engine.begin() as connection, host_revision(connection):
+        upgrade(to=SCHEMA_VERSION)
+
+        assert connection.scalar(PROPAGATION) == connection.scalar(SHARDING) == "on"
+        assert read_number(connection) == 3
+
+
+@pytest.mark.parametrize("by_host", [False, True])
+def test_tables_are_created_and_changed_without_propagation(
+    empty_engine: Engine, by_host: bool
+) -> None:
+    put_citus(empty_engine, 1)
+    seen: set[tuple[str, str]] = set()
+
+    @event.listens_for(empty_engine, "before_cursor_execute")
+    def look(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.lstrip().startswith(("CREATE", "ALTER TABLE")):
+            connection = cursor.connection
+            with connection.cursor() as own:
+                own.execute(f"{PROPAGATION.text}, ({SHARDING.text})")
+                seen.add(own.fetchone())
+
+    if by_host:
+        with empty_engine.begin() as connection, host_revision(connection):
+            upgrade(to=SCHEMA_VERSION)
+    else:
+        upgrade_database(empty_engine)
+
+    assert seen == {("off", "off")}
+
+
+def test_distributed_tables_are_refused_with_both_ways_out(engine: Engine) -> None:
+    put_citus(engine, 0)
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO pg_dist_partition VALUES ('pgqueue.jobs')"))
+
+        with pytest.raises(SchemaError) as refusal:
+            verify(connection)
+
+    assert "undistribute_table('pgqueue.jobs')" in str(refusal.value)
+    assert "another PGQUEUE_SCHEMA" in str(refusal.value)

@@ -1,0 +1,165 @@
+"""Several databases under one queue: what may be given, and what an id tells of its node."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from some_nodes import DOWN, numbered
+from sqlalchemy import select, text
+from sqlalchemy.exc import OperationalError
+
+from chaos.workers import wait_until
+from pgqueue import (
+    ArgumentsError,
+    Job,
+    JobNotFound,
+    JobStatus,
+    MessageQueue,
+    OptionError,
+    PgQueue,
+    PgQueueError,
+    Worker,
+)
+from pgqueue.repository.listing import Listing
+from pgqueue.schema.node_numbers import set_number
+from pgqueue.schema.state import wait_for_other_upgrades
+
+URL = "postgresql://app:hunter2@n1/shop"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "error", "words"),
+    [
+        (URL, ArgumentsError, "nodes is a str; give a list of the URLs"),
+        ({URL}, ArgumentsError, "nodes is a set; give a list"),
+        ([], OptionError, "nodes has 0 URLs; give 1 to 31"),
+        ([f"{URL}{n}" for n in range(32)], OptionError, "nodes has 32 URLs"),
+        ([URL, URL.replace("app", "other")], OptionError, "nodes has n1:5432/shop twice"),
+        ([URL, 7], ArgumentsError, "number 2 of nodes is a int; give a URL"),
+        (["app:hunter2@n1"], ArgumentsError, "number 1 of nodes is no URL"),
+        ([URL.replace("n1", "n1:x")], ArgumentsError, "number 1 of nodes is no URL"),
+        (["mysql://n1/shop"], ArgumentsError, "needs a PostgreSQL database, not mysql"),
+    ],
+)
+def test_wrong_nodes_are_refused_without_their_passwords(
+    nodes: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=re.escape(words)) as refusal:
+        PgQueue(nodes=nodes)
+
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_a_node_is_named_by_its_address_and_shows_no_password() -> None:
+    at_socket = "postgresql+asyncpg:///shop?host=/run/pg&port=5433"
+
+    one, other = PgQueue(nodes=[URL, at_socket]).nodes
+
+    assert (one.name, other.name) == ("n1:5432/shop", "/run/pg:5433/shop")
+    assert "hunter2" not in repr(one)
+    assert PgQueue().nodes == []
+
+
+def test_each_node_has_the_number_above_all_others_and_keeps_it(node_urls: list[str]) -> None:
+    first, second, third = node_urls
+    queue = PgQueue(nodes=node_urls)
+    for url in (second, first):
+        with queue.bound_to(url):
+            queue.upgrade()
+    reordered = PgQueue(nodes=[third, first, second])
+    for node in reordered.nodes:
+        with reordered.bound_to(node.url):
+            reordered.upgrade()
+
+    numbers = [node.asked().number for node in queue.nodes]
+
+    assert numbers == [2, 1, 3]
+
+
+def test_ids_of_jobs_and_messages_name_their_node(node_urls: list[str]) -> None:
+    queue = numbered(node_urls)
+    add = queue.task(name="add")(lambda: None)
+    for number, node in enumerate(queue.nodes, 1):
+        with queue.bound_to(node.url):
+            assert add.delay().id == (number << 48) + 1
+            with queue.session() as session:
+                [message] = session.scalars(select(MessageQueue)).all()
+            assert message.id >> 48 == number
+            assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
+
+
+def test_jobs_from_before_the_number_stay_and_run(node_urls: list[str]) -> None:
+    queue = PgQueue(node_urls[0], nodes=node_urls)
+    add = queue.task(name="add")(lambda: None)
+    before = add.delay().id
+
+    queue.upgrade()
+
+    assert (before, add.delay().id) == (1, (1 << 48) + 1)
+    assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 2}
+    queue.engine.dispose()
+
+
+def test_a_queue_without_nodes_numbers_nothing(database_url: str) -> None:
+    queue = PgQueue(database_url)
+    queue.upgrade()
+
+    assert queue.task(name="add")(lambda: None).delay().id == 1
+    queue.engine.dispose()
+
+
+def test_a_number_is_refused_while_another_node_is_down_and_kept_without_it(
+    node_urls: list[str],
+) -> None:
+    queue = PgQueue(node_urls[0], nodes=[node_urls[0], DOWN])
+    with pytest.raises(PgQueueError, match=r"needs a number .* node 127.0.0.1:9/down does not"):
+        queue.upgrade()
+    PgQueue(node_urls[0], nodes=node_urls).upgrade()
+
+    queue.upgrade()  # asks no other node
+
+    assert queue.nodes[0].asked().number == 1
+    with pytest.raises(OperationalError):
+        queue.nodes[1].asked()
+
+
+def test_of_two_upgrades_at_once_each_gives_another_number(node_urls: list[str]) -> None:
+    queue = PgQueue(node_urls[1], nodes=node_urls)
+    first, second, _ = queue.nodes
+    with first.connected() as other, ThreadPoolExecutor(1) as threads:
+        wait_for_other_upgrades(other)
+        upgrade = threads.submit(queue.upgrade)
+        waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        wait_until(lambda: bool(other.scalar(waiting)) or upgrade.done())
+        set_number(other, 1)
+        other.commit()
+        upgrade.result()
+
+    assert [first.asked().number, second.asked().number] == [1, 2]
+    queue.engine.dispose()
+
+
+def test_an_operation_on_the_wrong_node_names_the_right_one(node_urls: list[str]) -> None:
+    queue = numbered(node_urls)
+    add = queue.task(name="add")(lambda: None)
+    one, two, _ = queue.nodes
+    with queue.bound_to(one.url):
+        job_id = add.delay().id
+    words = f"job {job_id} is not in this database, which is node 2: its id is one of node 1"
+
+    with queue.bound_to(two.url), queue.session() as session:
+        for operation in (
+            lambda: queue.cancel(session, job_id),
+            lambda: queue.requeue(session, job_id),
+            lambda: queue.run_now(session, job_id),
+            lambda: queue.job_state(session, job_id),
+            lambda: Listing(session).job(job_id),
+        ):
+            with pytest.raises(JobNotFound, match=re.escape(words)):
+                operation()
+        with pytest.raises(JobNotFound, match="never committed, or has been deleted"):
+            queue.cancel(session, (2 << 48) + 7)
+    with queue.bound_to(one.url), queue.session() as session, session.begin():
+        queue.cancel(session, job_id)
+        assert session.get_one(Job, job_id).status is JobStatus.CANCELLED
