@@ -7,6 +7,7 @@ goes on from there.  A cancel by filter first ends the jobs that wait, newest fi
 cursor for them.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
@@ -14,9 +15,11 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, get_type_hints
 
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from pgqueue.arguments import Payload
+from pgqueue.database.bounded import LOCK_TIMEOUT
 from pgqueue.database.callers import in_transaction, may_notify
 from pgqueue.errors import (
     ArgumentsError,
@@ -24,6 +27,7 @@ from pgqueue.errors import (
     JobNotFound,
     OptionError,
     PayloadError,
+    PgQueueError,
     UnknownTask,
 )
 from pgqueue.filter_line import line_of
@@ -34,7 +38,7 @@ from pgqueue.repository.cancel import Cancels
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.listing import UNFINISHED, JobFilter, Listing
 from pgqueue.repository.operator_actions import MOST_IDS, Action, OperatorActions
-from pgqueue.repository.pages import JobLine, Pages
+from pgqueue.repository.pages import JobLine, Pages, id_above
 from pgqueue.rules.unique import KEY_ACROSS_QUEUES
 from pgqueue.tasks import editing
 
@@ -42,6 +46,8 @@ PORTION = 100
 """Jobs in one transaction."""
 READ_AHEAD = 2000
 """Ids that are read at once; those of waiting jobs are in no index, and are sorted."""
+WINDOW = 20_000
+"""Jobs of any kind among which the next ones are searched, where no index finds them."""
 MOST_WAITING = 10_000
 """Waiting jobs of which a cancel reads the messages at once."""
 MOST_COUNTED = 10_000
@@ -55,6 +61,10 @@ NOT_FOUND = "not_found"
 KEY_TAKEN = "key_taken"
 REFUSED = "refused"
 """The new arguments of the job are wrong, or its handler cannot be killed."""
+LOCKED = "locked"
+"""Another transaction had locked the job for longer than ``lock_timeout``."""
+MISSED = (KEY_TAKEN, REFUSED, LOCKED)
+"""A job that matches, and was not changed."""
 
 Act = Callable[[Session, int, datetime | None], Change]
 """Changes a job.  The time: when it is due, if jobs are spread."""
@@ -96,11 +106,19 @@ class Result:
 
     @property
     def is_changed(self) -> bool:
-        return self.change not in (Change.UNCHANGED.name.lower(), NOT_FOUND, KEY_TAKEN, REFUSED)
+        return self.change not in (Change.UNCHANGED.name.lower(), NOT_FOUND, *MISSED)
 
     def __str__(self) -> str:
         words = self.change.replace("_", " ")
         return f"{self.id}: {words}{f', because {self.reason}' if self.reason else ''}"
+
+
+class JobLocked(PgQueueError):
+    """Another transaction has locked a job; nothing was changed in this one, which has failed."""
+
+    def __init__(self, job_id: int) -> None:
+        super().__init__(f"another transaction has locked job {job_id}; try again")
+        self.job_id = job_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +211,9 @@ def action_on_filter(
     ``spread``: requeue the jobs for times that are spread over this time from now on.  ``ids``: the
     jobs, ascending, if the caller has found them already.
     """
-    log, which = OperatorActions(session), narrowed(which, kind)
+    log = OperatorActions(session)
     now, last_id = log.now_and_last_job()
+    which = _at_time(narrowed(which, kind), now)
     last_id = ids[-1] if ids else last_id
     number_of_jobs = 0
     if spread is not None:
@@ -243,11 +262,16 @@ def run(
     go on later.  ``ids``: the jobs, ascending, if the caller has found them already.
 
     A cancel first ends the jobs that wait, many at once.  Each of the other jobs has a transaction
-    of its own: a cancel may wait for a lock, and must hold no other job meanwhile.
+    of its own: a cancel may wait for a lock, and must hold no other job meanwhile.  A job that
+    stays locked for longer than ``lock_timeout`` is skipped.
+
+    Where no index finds the jobs, they are searched in windows, and the cursor moves past each: no
+    statement takes long, and one that is stopped is not searched again.
     """
     if KINDS[action.action].is_set_based and "filter" in action.target:
         size = 1
-        if action.cursor is None:
+        is_searched = ids is None and bool(filter_of(action).words_of_row())
+        if action.cursor is None and not is_searched:
             ended: set[int] = set()
             for moved, results in _end_waiting(begin, action, ids):
                 action = moved
@@ -256,23 +280,49 @@ def run(
             ids = None if ids is None else [id for id in ids if id not in ended]
     while action.finished_at is None:
         with begin() as session:
-            found = ids_left(session, action, READ_AHEAD) if ids is None else ids
-        for start in range(0, len(found), size):
-            with begin() as session:
-                action, results = step(session, action, found[start : start + size], act)
+            found, end = ids_left(session, action) if ids is None else (ids, None)
+        start = 0
+        while start < len(found) and action.finished_at is None:
+            action, results = _portion(begin, action, found[start : start + size], act)
+            start = bisect_right(found, action.cursor or 0)
             yield action, results
-        if ids is not None or not found:
+        if end is not None:
+            with begin() as session:
+                action = _counted(session, _locked(session, action), [], cursor=end)
+            yield action, []
+        elif ids is not None or not found:
             break
     with begin() as session:
         finish(session, action)
 
 
+def _portion(
+    begin: Begin, action: Action, ids: Sequence[int], act: Act
+) -> tuple[Action, list[Result]]:
+    """Change jobs in one transaction; up to the first that stays locked, which is skipped."""
+    locked = None
+    while True:
+        try:
+            with begin() as session:
+                return step(session, action, ids, act, locked=locked)
+        except JobLocked as error:
+            locked = error.job_id
+            ids = ids[: ids.index(locked) + 1]
+
+
 def step(
-    session: Session, action: Action, ids: Sequence[int], act: Act
+    session: Session,
+    action: Action,
+    ids: Sequence[int],
+    act: Act,
+    *,
+    locked: int | None = None,
 ) -> tuple[Action, list[Result]]:
     """Change some jobs, ascending, in the caller's transaction; jobs that have moved on stay.
 
-    Jobs up to the cursor are left out: another process has changed them.
+    Jobs up to the cursor are left out: another process has changed them.  ``locked``: a job that is
+    skipped.  Raises JobLocked for another one that is not free within ``lock_timeout``; then the
+    transaction has failed.
     """
     action = _locked(session, action)
     left = [] if action.finished_at else [id for id in ids if id > (action.cursor or 0)]
@@ -280,6 +330,9 @@ def step(
     done = action.jobs + action.skipped
     results = []
     for number, job_id in enumerate(left, done):
+        if job_id == locked:
+            results.append(Result(job_id, LOCKED, "another transaction has locked it"))
+            continue
         result = _change(session, act, job_id, _due_time(action, number))
         if result.change == Change.UNCHANGED.name.lower():
             status = Listing(session).status(job_id)
@@ -297,14 +350,23 @@ def finish(session: Session, action: Action) -> None:
         OperatorActions(session).move(action, is_finished=True)
 
 
-def ids_left(session: Session, action: Action, limit: int) -> list[int]:
-    """The next jobs of an action that has begun, ascending."""
+def ids_left(session: Session, action: Action) -> tuple[list[int], int | None]:
+    """The next jobs of an action that has begun, ascending; and up to which job it was searched, if
+    there may be more behind it."""
     after = action.cursor or 0
     if "jobs" in action.target:
-        return [id for id in action.target["jobs"] if id > after][:limit]
+        return [id for id in action.target["jobs"] if id > after][:READ_AHEAD], None
     which = filter_of(action)
-    after = max(after, which.after or 0)
-    return Listing(session).ids(replace(which, after=after), limit=limit)
+    which = replace(which, after=max(after, which.after or 0))
+    end = None
+    if which.words_of_row():
+        given = {"after": which.after, "size": WINDOW}
+        end = session.execute(id_above(), given).scalar()
+        if end is not None:
+            end = _smaller(end, (which.before or 0) - 1)
+            which = replace(which, before=end + 1)
+    found = Listing(session).ids(which, limit=READ_AHEAD)
+    return found, None if len(found) == READ_AHEAD else end
 
 
 def filter_of(action: Action) -> JobFilter:
@@ -394,6 +456,10 @@ def _change(session: Session, act: Act, job_id: int, run_at: datetime | None) ->
         return Result(job_id, KEY_TAKEN, f"{holder}{of_queue} has its unique key")
     except (ArgumentsError, OptionError, PayloadError, UnknownTask) as error:
         return Result(job_id, REFUSED, redacted(" ".join(str(error).split())))
+    except OperationalError as error:
+        if getattr(error.orig, "sqlstate", None) != LOCK_TIMEOUT:
+            raise
+        raise JobLocked(job_id) from error
 
 
 def _locked(session: Session, action: Action) -> Action:
@@ -414,7 +480,7 @@ def _counted(
         first_ids=[*action.first_ids, *changed][:MOST_IDS],
         cursor=action.cursor if cursor is None else cursor,
     )
-    if moved.id is not None and results:
+    if moved.id is not None and moved != action:
         OperatorActions(session).move(moved, is_finished=False)
     return moved
 
@@ -429,6 +495,15 @@ def _due_time(action: Action, number: int) -> datetime | None:
     if seconds is None or not number_of_jobs:
         return None
     return action.at + timedelta(seconds=seconds * min(number, number_of_jobs) / number_of_jobs)
+
+
+def _at_time(which: JobFilter, now: datetime) -> JobFilter:
+    """The filter with times in place of spans, which mean other jobs later."""
+    since, until = (
+        now - time if isinstance(time, timedelta) else time
+        for time in (which.created_after, which.created_before)
+    )
+    return replace(which, created_after=since, created_before=until)
 
 
 def _smaller(first: int | None, second: int) -> int:

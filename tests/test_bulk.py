@@ -141,6 +141,48 @@ class TestPortions:
 
         assert (found.jobs, found.skipped) == (1, 1)
 
+    def test_a_job_that_stays_locked_is_skipped_with_the_reason(self, queue: PgQueue) -> None:
+        ids = cancelled(queue, 5)
+        action = begun(queue, "requeue")
+        lock = text("SELECT FROM pgqueue.jobs WHERE id = ANY(:ids) FOR UPDATE")
+
+        @contextmanager
+        def impatient() -> Iterator[Session]:
+            with begin(queue) as session:
+                session.execute(text("SET LOCAL lock_timeout = '50ms'"))
+                yield session
+
+        with begin(queue) as session:
+            session.execute(lock, {"ids": ids[1:3]})
+            portions = list(bulk.run(impatient, action, bulk.act_of(queue, "requeue")))
+
+        told = [str(one) for _, results in portions for one in results]
+        assert told == [
+            f"{ids[0]}: requeued",
+            *(f"{id}: locked, because another transaction has locked it" for id in ids[1:3]),
+            *(f"{id}: requeued" for id in ids[3:]),
+        ]
+        assert (portions[-1][0].jobs, portions[-1][0].skipped) == (3, 2)
+
+    def test_a_search_without_an_index_goes_on_where_it_has_stopped(
+        self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(bulk, "WINDOW", 4)
+        ids = cancelled(queue, 10)
+        execute(
+            queue.engine,
+            "UPDATE pgqueue.jobs SET last_error = 'no mail' WHERE id >= :id",
+            id=ids[8],
+        )
+        which = replace(CANCELLED, text="mail")
+
+        stopped = run(queue, begun(queue, "requeue", which), stop_after=1)
+        found = run(queue, stopped)
+
+        assert (stopped.jobs, stopped.cursor, stopped.finished_at) == (0, ids[3], None)
+        assert (found.jobs, found.skipped, messages(queue)) == (2, 0, 2)
+        assert found.finished_at is not None
+
     def test_named_jobs_are_changed_in_the_order_of_their_ids(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 3)
         with begin(queue) as session:
@@ -358,6 +400,16 @@ def test_every_condition_of_a_filter_survives_in_the_log(queue: PgQueue) -> None
     found = bulk.filter_of(begun(queue, "requeue", which))
 
     assert found == replace(which, statuses=FAILED)
+
+
+def test_a_span_of_a_filter_is_counted_from_the_beginning_of_the_action(queue: PgQueue) -> None:
+    cancelled(queue, 1)
+    action = begun(queue, "requeue", replace(CANCELLED, created_after=MINUTE))
+
+    since = bulk.filter_of(action).created_after
+
+    assert isinstance(since, datetime)
+    assert timedelta(0) <= action.at - MINUTE - since < MINUTE
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import click
 from sqlalchemy.orm import Session
 
 from pgqueue import bulk
-from pgqueue.bulk import KEY_TAKEN, NOT_FOUND, REFUSED, Act, Result
+from pgqueue.bulk import MISSED, NOT_FOUND, Act, Result
 from pgqueue.cli.app_loader import CliState, committed, opened
 from pgqueue.cli.lists import SCHEDULES, print_list
 from pgqueue.cli.operators import actor, log_done, logged, reason_option
@@ -46,7 +46,7 @@ from pgqueue.tasks import editing
 from pgqueue.terminal import as_data, harmless, print_json
 
 SHOWN = 20
-"""How many of the jobs of a filter are named that were refused, or whose key is taken."""
+"""How many of the jobs of a filter are named that were not changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,21 +277,21 @@ def _change_named(portions: Iterable[Sequence[Result]], *, as_json: bool) -> boo
     for result in chain.from_iterable(portions):
         changed.append(result)
         if not as_json:
-            is_missed = result.change in (NOT_FOUND, KEY_TAKEN, REFUSED)
+            is_missed = result.change in (NOT_FOUND, *MISSED)
             click.echo(harmless(str(result)), err=is_missed)
     counts = Counter(result.change for result in changed)
     if as_json:
         print_json({"jobs": changed, "counts": counts})
-    return bool(counts[NOT_FOUND] or counts[KEY_TAKEN] or counts[REFUSED])
+    return any(counts[change] for change in (NOT_FOUND, *MISSED))
 
 
 def _change_many(portions: Iterable[Sequence[Result]], *, matched: int, as_json: bool) -> bool:
-    """Change the jobs in portions; whether one was refused or its key taken."""
+    """Change the jobs in portions; whether one of them was missed."""
     counts: Counter[str] = Counter()
     try:
         for portion in portions:
-            missed = [result for result in portion if result.change in (REFUSED, KEY_TAKEN)]
-            for result in missed[: max(0, SHOWN - counts[REFUSED] - counts[KEY_TAKEN])]:
+            missed = [result for result in portion if result.change in MISSED]
+            for result in missed[: max(0, SHOWN - sum(counts[change] for change in MISSED))]:
                 click.echo(harmless(str(result)), err=True)
             counts.update(result.change for result in portion)
     finally:  # also after Ctrl-C, or an error of the database
@@ -300,7 +300,7 @@ def _change_many(portions: Iterable[Sequence[Result]], *, matched: int, as_json:
         elif counts:
             words = (f"{n:,} {change.replace('_', ' ')}" for change, n in sorted(counts.items()))
             click.echo(", ".join(words))
-    return bool(counts[REFUSED] or counts[KEY_TAKEN])
+    return any(counts[change] for change in MISSED)
 
 
 SCHEDULE_VERBS = {

@@ -32,7 +32,7 @@ from pgqueue.dashboard.routing import (
     Refused,
     Route,
 )
-from pgqueue.database.bounded import BoundedTransactions
+from pgqueue.database.bounded import LOCK_TIMEOUT, STATEMENT_TIMEOUT, BoundedTransactions
 from pgqueue.database.callers import translated_errors
 from pgqueue.errors import (
     BatchNotFound,
@@ -55,6 +55,13 @@ logger = redaction.logger(__name__)
 Authorize = Callable[[Request], Access | Response | None]
 
 NOT_FOUND = (JobNotFound, BatchNotFound, ScheduleNotFound, UnknownTask)
+TOO_LATE = {
+    LOCK_TIMEOUT: "another transaction has locked what this page needs; nothing was changed, and "
+    "you can try again",
+    STATEMENT_TIMEOUT: "this has taken longer than two seconds, and was stopped; nothing was "
+    "changed",
+}
+"""By the code of an error of PostgreSQL, what the page says."""
 STATIC = "static_file"
 YEAR = 365 * 24 * 3600
 FOR_EVER = "public, max-age=31536000, immutable"
@@ -208,8 +215,9 @@ class Dashboard:
                 words, status = str(error), 404 if isinstance(error, NOT_FOUND) else 409
             case DBAPIError():
                 logger.warning("a page of the dashboard: %s", error.orig)
-                words = f"the database did not answer: {str(error.orig).partition(chr(10))[0]}"
-                status = 503
+                state = getattr(error.orig, "sqlstate", None) or ""
+                told = f"the database did not answer: {str(error.orig).partition(chr(10))[0]}"
+                words, status = TOO_LATE.get(state, told), 503
             case _:
                 logger.exception("a page of the dashboard has failed", exc_info=error)
                 words, status = "this page has failed; the log of the server says why", 500

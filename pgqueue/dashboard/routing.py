@@ -14,7 +14,7 @@ from werkzeug import Request
 from werkzeug.routing import MapAdapter
 
 from pgqueue.dashboard.access import VIEW, Access
-from pgqueue.database.bounded import BoundedTransactions
+from pgqueue.database.bounded import LOCK_TIMEOUT, STATEMENT_TIMEOUT, BoundedTransactions
 from pgqueue.errors import JobNotFound
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import Job, OperatorAction
@@ -25,8 +25,6 @@ T = TypeVar("T")
 LONGEST_TEXT = 1000
 LARGEST = 2**63 - 1
 MOST_IDS = 200
-SENT_TOO_LATE = ("57014", "55P03")
-"""The codes of a statement that has met its time limit, and of a lock that was not free in time."""
 
 
 class Refused(Exception):
@@ -176,7 +174,7 @@ class Asked:
             with self.session.begin_nested():
                 return read(self.session)
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) not in SENT_TOO_LATE:
+            if getattr(error.orig, "sqlstate", None) not in (STATEMENT_TIMEOUT, LOCK_TIMEOUT):
                 raise
             self.left_out.append(what)
             return None

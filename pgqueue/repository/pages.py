@@ -173,6 +173,13 @@ def id_below(table: sa.Table) -> sa.Executable:
 
 
 @cache
+def id_above() -> sa.Executable:
+    """The id of the job that comes so many above another id."""
+    rows = sa.select(jobs.c.id).where(jobs.c.id > _bound("after")).order_by(jobs.c.id)
+    return rows.offset(_bound("size") - sa.literal_column("1", sa.BigInteger)).limit(1)
+
+
+@cache
 def ids_of_batch() -> sa.Executable:
     id = batch_jobs.c.job_id
     of_batch = batch_jobs.c.batch_id == _bound("batch_id")

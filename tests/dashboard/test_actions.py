@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from broken_shop import Shop
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from visitor import Visitor, words_of
 
 from chaos.interleavings.logical_workers import execute
@@ -177,6 +177,39 @@ class TestAllThatMatch:
         assert "hx-trigger" not in shown.text, "to look at it does not go on with it"
         assert response.status_code == 303
         assert [action.jobs for action in logged(shop)] == [150]
+
+    @pytest.mark.parametrize("scope", [{"queues": {"sms"}}, {"tags": {"for-ada"}}], ids=str)
+    def test_it_is_not_continued_by_a_user_whose_scope_has_become_another(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch, scope: Any
+    ) -> None:
+        monkeypatch.setattr(actions, "LONGEST_WORK", 0)
+        shop.fail(150, queue="mail")
+        begun = Visitor(shop.queue, queues={"mail"}).post("/actions/requeue", ALL)
+
+        refused = Visitor(shop.queue, **scope).post("/actions/requeue", going(begun.text))
+        wider = Visitor(shop.queue, queues={"mail", "sms"})
+
+        assert refused.status_code == 403
+        assert [action.jobs for action in logged(shop)] == [100]
+        assert wider.post("/actions/requeue", going(begun.text)).status_code == 200
+
+    def test_a_job_that_another_transaction_has_locked_is_skipped_and_named(
+        self, shop: Shop
+    ) -> None:
+        ids = shop.fail(3)
+        lock = text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE")
+        with shop.engine.begin() as other:
+            other.execute(lock, {"id": ids[1]})
+            ann = Visitor(shop.queue)
+            selected = ann.post("/actions/requeue", {"action": "requeue", "id": ids})
+            alone = ann.post(f"/jobs/{ids[1]}/requeue")
+            all_of_them = ann.post("/actions/requeue", ALL)
+
+        assert (selected.status_code, alone.status_code) == (409, 503)
+        assert f"another transaction has locked job {ids[1]}" in selected.text
+        assert "another transaction has locked what this page needs" in alone.text
+        told = ann.text(all_of_them.headers["Location"])
+        assert f"2 jobs requeued, 1 skipped, such as {ids[1]}: locked" in told
 
     def test_a_user_with_a_scope_changes_only_jobs_in_it(self, shop: Shop) -> None:
         shop.fail(2, queue="mail")

@@ -21,6 +21,8 @@ LONGEST_WORK = 2.0
 """Seconds that a request works on an action."""
 LONGEST_SPREAD = 7 * 24 * 60
 """Minutes."""
+SHOWN = 5
+"""Of the jobs that a request has skipped, how many are named with the reason."""
 
 RIGHTS = {"requeue": "requeue", "run_now": "requeue", "cancel": "cancel", "kill": "cancel"}
 """The right that each action needs."""
@@ -121,8 +123,7 @@ def _begin(asked: Asked, action: str, which: JobFilter) -> Action:
 def _interrupted(asked: Asked, id: int, right: str) -> Action:
     """An action of the log that is not finished.
 
-    Its filter has the scope of the user who began it, so one with a scope goes on only with actions
-    of the same name.
+    A user with a scope goes on only with the own actions, and only within the scope of now.
     """
     with asked.transaction(read_only=True) as session:
         found = OperatorActions(session).one(id)
@@ -130,30 +131,48 @@ def _interrupted(asked: Asked, id: int, right: str) -> Action:
         raise Refused(f"there is no action {id}", 404)
     if RIGHTS.get(found.action) != right:
         raise Refused(f"action {id} is {found.action}, which needs another right", 403)
+    _check_scope(asked, found)
     if not bulk.is_resumable(found):
         raise Refused(f"the log does not say how to go on with action {id}", 409)
     return found
+
+
+def _check_scope(asked: Asked, action: Action) -> None:
+    """Raises Refused if jobs of an action may be out of the scope that the user has now."""
+    which = bulk.filter_of(action) if "filter" in action.target else JobFilter()
+    access = asked.access
+    for then, now in ((which.queues, access.queues), (which.tags, access.tags)):
+        if now is not None and (then is None or not then <= set(now)):
+            raise Refused(f"action {action.id} has jobs that you may not see by now", 403)
 
 
 def _work(asked: Asked, action: Action) -> Answer:
     """Do a part of an action, in several transactions."""
     until = time.monotonic() + LONGEST_WORK
     act = bulk.act_of(asked.queue, action.action)
-    for moved, _ in bulk.run(asked.transaction, action, act):
+    left: list[Result] = []
+    for moved, results in bulk.run(asked.transaction, action, act):
         action = moved
+        left += [result for result in results if not result.is_changed]
         if time.monotonic() >= until:
-            return _progress(asked, action)
+            return _progress(asked, action, left)
     if "HX-Request" in asked.request.headers:  # the form has sent itself: no other page
         with asked.transaction(read_only=True) as session:
-            return _progress(asked, OperatorActions(session).one(action.id or 0) or action)
+            moved = OperatorActions(session).one(action.id or 0) or action
+            return _progress(asked, moved, left)
     words = f"{action.jobs:,} jobs {DONE[action.action]}"
     if action.skipped:
         words += f", {action.skipped:,} skipped"
+    if left:
+        words += f", such as {left[0]}"
     return Done(words, to=asked.url("log_entry", action_id=action.id))
 
 
-def _progress(asked: Asked, action: Action) -> Page:
-    """How far an action has come, with the form that goes on."""
+def _progress(asked: Asked, action: Action, left: Sequence[Result]) -> Page:
+    """How far an action has come, with the form that goes on.
+
+    ``left``: the jobs that this request has skipped.
+    """
     return Page(
         "log_entry.html",
         title=f"{_words(action.action).capitalize()} all that match",
@@ -161,6 +180,7 @@ def _progress(asked: Asked, action: Action) -> Page:
         target=bulk.target_in_words(action, show_arguments=asked.may("view_arguments")),
         endpoint=f"act_{RIGHTS[action.action]}",
         is_working=True,
+        left=left[:SHOWN],
     )
 
 
@@ -183,7 +203,8 @@ def _filter(asked: Asked, line: str) -> JobFilter:
 
 def _command(action: str, line: str) -> str:
     verb = "cancel --kill" if action == "kill" else action.replace("_", "-")
-    return f"pgqueue {verb} --where '{line}'" if "'" not in line else ""
+    spread = " --spread 0s" if action == "requeue" else ""
+    return f"pgqueue {verb} --where '{line}'{spread}" if "'" not in line else ""
 
 
 def _spread(asked: Asked) -> timedelta | None:

@@ -55,6 +55,7 @@ def log_entry(asked: Asked, action_id: int) -> Page:
         target=_target(asked, action),
         endpoint=_endpoint(asked, action),
         is_working=False,
+        left=(),
     )
 
 
