@@ -56,14 +56,18 @@ def failures(asked: Asked) -> Page:
 
 def failure(asked: Asked, fingerprint: int) -> Page:
     """One kind of error: its newest traceback, its jobs, and the result of a job that was tried."""
-    group = _group(asked, fingerprint)
+    is_limited, task = asked.access.is_limited, asked.text("task")
+    group = FailedGroups(asked.session).one(
+        asked.scope(JobFilter()), fingerprint, task, is_limited=is_limited
+    )
+    if group is None:
+        raise Refused("there is no such error: its jobs have ended otherwise, or are deleted", 404)
     which = asked.scope(JobFilter(FAILED, task=group.task, error=fingerprint))
     before = asked.whole("before")
     page = asked.part(
         "the list of jobs",
         lambda session: Pages(session).page(which, limit=ON_A_PAGE, start=before),
     )
-    is_limited = asked.access.is_limited
     return Page(
         "failure.html",
         title=group.error_type,
@@ -107,18 +111,6 @@ def mute_failure(asked: Asked, fingerprint: int) -> Done:
     asked.log("mute_error", target, options={"hours": hours})
     words = f"muted for {hours} hours" if hours else "not muted any more"
     return Done(f"The error is {words}", to=asked.back())
-
-
-def _group(asked: Asked, fingerprint: int) -> FailedGroup:
-    found = FailedGroups(asked.session).one(
-        asked.scope(JobFilter()),
-        fingerprint,
-        asked.text("task"),
-        is_limited=asked.access.is_limited,
-    )
-    if found is None:
-        raise Refused("there is no such error: its jobs have ended otherwise, or are deleted", 404)
-    return found
 
 
 def _line_of(group: FailedGroup) -> str:

@@ -16,7 +16,7 @@ from pgqueue.repository.follow_ups import ON_FAILED
 from pgqueue.repository.jobs import Change
 from pgqueue.repository.listing import NOT_YOURS, UNFINISHED, JobDetails, Listing
 from pgqueue.repository.trail import schedule_of, stretches, trail
-from pgqueue.repository.why import Kind, Name, Reason, why
+from pgqueue.repository.why import Kind, Name, why
 from pgqueue.tasks import Task
 from pgqueue.tasks.showing import masked, secrets_of, without_values
 
@@ -90,7 +90,10 @@ def job(asked: Asked, job_id: int) -> Page:
         job=found,
         row=row,
         task=task,
-        reasons=[_sentence(asked, one) for one in why(found, asked.queue.tasks)],
+        reasons=[
+            ([_word(asked, part) for part in one.words], one.remedy)
+            for one in why(found, asked.queue.tasks)
+        ],
         is_unfinished=found.status in UNFINISHED,
         steps=_steps(found),
         events=events[-MOST_EVENTS:],
@@ -147,10 +150,6 @@ def _is_template(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> 
     """Whether a form can begin with the arguments of a job."""
     is_readable = job.columns["args"] != NOT_YOURS
     return task is not None and is_readable and asked.may("view_arguments")
-
-
-def _sentence(asked: Asked, reason: Reason) -> tuple[list[Word], str | None]:
-    return [_word(asked, part) for part in reason.words], reason.remedy
 
 
 def _word(asked: Asked, part: Any) -> Word:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -87,7 +87,9 @@ def jobs(asked: Asked) -> Answer:
 
 def _page(asked: Asked, which: JobFilter, line: str, *, error: str = "") -> Page:
     start = _start(asked)
-    current = next((tab for tab in TABS if _is_tab(which, tab)), None if which.statuses else "live")
+    current = "live"
+    if which.statuses:
+        current = next((tab for tab in TABS if which == _in_tab(which, tab)), "")
     found = counts = None
     if not error:
         found = asked.part("the list", lambda session: _read(asked, session, which, start, LIMIT))
@@ -131,15 +133,12 @@ def jobs_csv(asked: Asked) -> Download:
         raise Refused("a list of jobs is asked for by a filter, not by an id")
     _check_arguments(asked, which)
     found = _read(asked, asked.session, which, _start(asked), MOST_IN_FILE)
-    return Download("jobs.csv", list(_csv(found.rows)))
-
-
-def _csv(rows: list[Row]) -> Iterator[str]:
     columns = [name for name in JobLine._fields if name not in ("status", "last_error")]
-    yield _csv_line(["status", *columns, "arguments", "last_error"])
-    for row in rows:
+    lines = [_csv_line(["status", *columns, "arguments", "last_error"])]
+    for row in found.rows:
         values = [getattr(row.line, name) for name in columns]
-        yield _csv_line([row.line.status.value, *values, row.arguments, row.error])
+        lines.append(_csv_line([row.line.status.value, *values, row.arguments, row.error]))
+    return Download("jobs.csv", lines)
 
 
 def _csv_line(values: list[Any]) -> str:
@@ -235,10 +234,6 @@ def _in_tab(which: JobFilter, tab: str | None) -> JobFilter:
     """The filter with the status of a tab."""
     everything: dict[str, Any] = {"statuses": frozenset(), "are_due": None, "are_retried": None}
     return replace(which, **{**everything, **STATUSES.get(tab or "", {})})
-
-
-def _is_tab(which: JobFilter, tab: str) -> bool:
-    return bool(which.statuses) and which == _in_tab(which, tab)
 
 
 def _count(asked: Asked, session: Session) -> Counts:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.pages.queues import QueueRow, QueueRows, read_queues
-from pgqueue.dashboard.pages.tasks import HOUR, SPANS, TaskRow, read_tasks
+from pgqueue.dashboard.pages.tasks import HOUR, SPANS, read_tasks
 from pgqueue.dashboard.routing import Asked, Page, Route
 from pgqueue.findings import Level, at_a_glance
 from pgqueue.models import PausedTask
@@ -168,28 +167,20 @@ def overview(asked: Asked) -> Page:
     if not asked.access.is_limited:
         tasks = asked.part("the tasks", partial(read_tasks, asked, HOUR))
         slots = None if rows is None else _slots(rows.workers)
+    ages = [row.oldest_due for row in rows.queues if row.oldest_due] if rows else []
     return Page(
         "overview.html",
         title="Overview",
         command="pgqueue doctor",
         needs=asked.part("what needs somebody", partial(needs, asked, rows)),
         rows=None if rows is None else rows.busiest(MOST_QUEUES),
-        oldest=_oldest(rows),
+        oldest=max(ages, default=None),
         figures=figures,
-        tasks=None if tasks is None else _busiest(tasks),
+        tasks=None if tasks is None else [row for row in tasks if row.ended][:MOST_TASKS],
         slots=slots,
         span=span,
         spans=SPANS,
     )
-
-
-def _oldest(rows: QueueRows | None) -> timedelta | None:
-    ages = [row.oldest_due for row in rows.queues if row.oldest_due] if rows else []
-    return max(ages, default=None)
-
-
-def _busiest(rows: Sequence[TaskRow]) -> list[TaskRow]:
-    return [row for row in rows if row.ended][:MOST_TASKS]
 
 
 ROUTES = [Route("/", overview)]

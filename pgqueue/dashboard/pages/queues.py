@@ -88,7 +88,7 @@ def read_queues(asked: Asked, session: Session) -> QueueRows:
                 counts.get(name, NONE),
                 oldest.get(name),
                 flows.get(name),
-                _serving(workers, name),
+                sum(serves(worker.queues, name) for worker in workers),
                 paused.get(name),
             )
             for name in sorted(names)
@@ -96,10 +96,6 @@ def read_queues(asked: Asked, session: Session) -> QueueRows:
         counted,
         workers,
     )
-
-
-def _serving(workers: Sequence[WorkerState], name: str) -> int:
-    return sum(serves(worker.queues, name) for worker in workers)
 
 
 @dataclass(frozen=True, slots=True)
