@@ -165,7 +165,7 @@ def enqueue(
 def _lines(job: JobDetails, reasons: Sequence[Reason]) -> Iterator[str]:
     yield f"Job {job.columns['id']}  {job.columns['task']}  {job.status}"
     yield ""
-    for name, value in [*(("why", _reason(one)) for one in reasons), *_facts(job)]:
+    for name, value in _facts(job, reasons):
         first, *others = value.split("\n")
         yield f"  {name:<14}{first}"
         yield from (f"  {'':<14}{line}" for line in others)
@@ -185,13 +185,6 @@ def _lines(job: JobDetails, reasons: Sequence[Reason]) -> Iterator[str]:
         yield from (f"  {line}" for line in words.rstrip().split("\n"))
 
 
-def _reason(reason: Reason) -> str:
-    words = "".join(
-        local(part) if isinstance(part, datetime) else in_words(part) for part in reason.words
-    )
-    return words if reason.remedy is None else f"{words}; run {reason.remedy}"
-
-
 def _use(limit: LimitUse) -> str:
     if limit.capacity is None:
         return f"{limit.held} places held; no worker has declared it"
@@ -206,8 +199,14 @@ def _use(limit: LimitUse) -> str:
     return f"{rate_in_words(limit.capacity, limit.period)}, {room}"
 
 
-def _facts(job: JobDetails) -> Iterator[tuple[str, str]]:
+def _facts(job: JobDetails, reasons: Sequence[Reason]) -> Iterator[tuple[str, str]]:
     """What is known of a job besides its attempts, each with its name."""
+    for reason in reasons:
+        words = (
+            local(part) if isinstance(part, datetime) else in_words(part) for part in reason.words
+        )
+        remedy = "" if reason.remedy is None else f"; run {reason.remedy}"
+        yield "why", f"{''.join(words)}{remedy}"
     row = job.columns
     yield "queue", f"{row['queue']}, priority {row['priority']}"
     yield "arguments", _json(row["args"])
