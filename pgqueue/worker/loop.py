@@ -12,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 from pgqueue import redaction
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.reconnecting import (
+    IDLE_AFTER,
     LONGEST_WAIT,
-    REST_AFTER,
     ReconnectingConnection,
     is_lock_timeout,
 )
@@ -114,7 +114,7 @@ class Loop(WorkerThread):
                     self._due_at = NEVER  # a wake during the step counts
                     return True
                 self._changed.wait(
-                    min(left, REST_AFTER if self.reconnecting.is_open else TIMEOUT_MAX)
+                    min(left, IDLE_AFTER if self.reconnecting.is_open else TIMEOUT_MAX)
                 )
             self.reconnecting.close_if_idle()
 

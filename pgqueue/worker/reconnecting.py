@@ -28,7 +28,7 @@ CANCEL_FOR = 1.0
 """Seconds for the server to accept a cancellation, which needs a connection of its own."""
 LONGEST_WAIT = 5.0
 
-REST_AFTER = 10.0
+IDLE_AFTER = 10.0
 """Seconds without work after which a connection is closed: opening another takes some
 milliseconds, and PostgreSQL allows 100 by default."""
 
@@ -105,7 +105,7 @@ class ReconnectingConnection:
 
     def close_if_idle(self) -> None:
         """Close the connection if it was not used for a while; the next step opens another."""
-        if self._connection is not None and time.monotonic() - self._used_at > REST_AFTER:
+        if self._connection is not None and time.monotonic() - self._used_at > IDLE_AFTER:
             self.close()
 
     def cancel(self) -> None:
