@@ -16,6 +16,7 @@ from pgqueue.database.settings import LIMITS as RAISED
 from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
+from pgqueue.nodes import Node
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.batches import Batches, Candidate
 from pgqueue.repository.claim import queues_with_messages
@@ -27,12 +28,15 @@ from pgqueue.repository.health import (
     Unreadable,
     Waiting,
 )
+from pgqueue.repository.nodes import read_number
 from pgqueue.repository.queue_minutes import FirstDue, LastCount, QueueMinutes
 from pgqueue.repository.schedules import ScheduleState
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules import admission
 from pgqueue.rules.served_queues import serves
 from pgqueue.rules.ticks import LATE, Overlap
+from pgqueue.schema import citus
+from pgqueue.schema.state import read_state
 from pgqueue.tasks import Task
 from pgqueue.tasks.pauses import open_tasks, under_all_names
 
@@ -61,6 +65,9 @@ MANY_DEAD = 10_000
 
 FULL = 0.1
 """Share of the notification queue that is in use; when it is full, every NOTIFY fails at COMMIT."""
+
+
+UPGRADE_NODES = "pgqueue upgrade --nodes all"
 
 
 class Level(StrEnum):
@@ -402,6 +409,58 @@ def of_notifications(usage: float) -> Iterator[Finding]:
             "doctor names it above if it is of this database; end it by "
             "SELECT pg_terminate_backend(...)",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What a node that answers says of itself."""
+
+    name: str
+    number: int | None
+    """0 if it has none; None if it has no tables."""
+    version: int | None
+    """Of its tables."""
+    group: int | None
+    """The group that Citus has given it, which is its number."""
+
+    @property
+    def lacks_number(self) -> bool:
+        if self.number is None:
+            return False
+        return self.number == 0 if self.group is None else self.number != self.group
+
+    @classmethod
+    def of(cls, node: Node) -> "NodeState":
+        with node.connected() as connection:
+            number, group = read_number(connection), citus.group_of(connection)
+            return cls(node.name, number, read_state(connection).version, group)
+
+
+def of_nodes(nodes: Sequence[NodeState]) -> Iterator[Finding]:
+    """What is wrong between the nodes of a queue."""
+    numbers = {node.name: node.number for node in nodes if node.number is not None}
+    for number in sorted(set(numbers.values()) - {0}):
+        alike = [name for name in numbers if numbers[name] == number]
+        if len(alike) > 1:
+            yield Finding(
+                Level.WRONG,
+                "node numbers",
+                f"{' and '.join(alike)} have the number {number}, and their jobs have the same "
+                "ids, as when one database is a copy of another: on all of them but one, run "
+                f'ALTER SEQUENCE "{SCHEMA}".jobs_id_seq START WITH 1, then {UPGRADE_NODES}',
+            )
+    without = [node.name for node in nodes if node.lacks_number]
+    if without:
+        names = " and ".join(without)
+        detail = f"{names}: ids of new jobs do not name the node; run {UPGRADE_NODES}"
+        yield Finding(Level.WRONG, "node numbers", detail)
+    versions = {node.name: node.version for node in nodes if node.version is not None}
+    if len(set(versions.values())) > 1:
+        named = ", ".join(f"{name} {version}" for name, version in versions.items())
+        detail = f"tables of different versions: {named}; run {UPGRADE_NODES}"
+        yield Finding(Level.WARNING, "node versions", detail)
+    named = ", ".join(f"{number} {name}" for name, number in numbers.items())
+    yield Finding(Level.OK, "nodes", f"number and name of those with tables: {named}")
 
 
 def age(span: timedelta) -> str:

@@ -98,6 +98,7 @@ def nodes_of_citus(engine: Engine) -> list[Node]:
     They have the user, the password and the database of the engine's URL.
     """
     with engine.connect() as connection:
+        connection.detach()  # asked once: the pool keeps none
         group = citus.group_of(connection)
         if group is None:
             raise PgQueueError(

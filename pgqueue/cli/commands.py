@@ -7,12 +7,11 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
-from pgqueue.checks import shown
 from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.dashboard import dashboard
 from pgqueue.cli.doctor import doctor
+from pgqueue.cli.error_words import words_for
 from pgqueue.cli.jobs import enqueue, jobs
 from pgqueue.cli.lists import batches, failures, health, limits, log, stats, status, workers
 from pgqueue.cli.options import APP, URL, verbose_option
@@ -20,10 +19,8 @@ from pgqueue.cli.pauses import pause, resume, set_limit
 from pgqueue.cli.tables import grant, prune, revision, revoke, upgrade
 from pgqueue.cli.verbs import cancel, change, quiet, requeue, run_now, schedules
 from pgqueue.cli.working import worker
-from pgqueue.errors import PgQueueError
 from pgqueue.redaction import redacted
-from pgqueue.terminal import harmless, one_line
-from pgqueue.worker.outage import MORE_CONNECTIONS, is_crowded
+from pgqueue.terminal import harmless
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -60,7 +57,7 @@ class ErrorHandlingGroup(click.Group):
             _show_traceback(error, given)
             raise
         except Exception as error:
-            words = _words_for(error)
+            words = words_for(error)
             if words is None:
                 raise  # a bug of ours, whose report needs the traceback, or an exit code
             _show_traceback(error, given)
@@ -71,25 +68,6 @@ def _show_traceback(error: Exception, given: CliState) -> None:
     if given.is_verbose:
         lines = "".join(traceback.format_exception(error))
         click.echo(harmless(redacted(lines)), err=True)
-
-
-def _words_for(error: Exception) -> str | None:
-    """One line that says what happened and what to do; None for a bug of ours."""
-    match error:
-        case OperationalError() | InterfaceError() if getattr(error.orig, "sqlstate", None) is None:
-            remedy = f"; {MORE_CONNECTIONS}" if is_crowded(error.orig) else ""
-            return f"No connection to the database: {one_line(error.orig)}{remedy}"
-        case DBAPIError():
-            return f"The database refuses: {one_line(error.orig)}"
-        case ArgumentError():
-            return f"{one_line(error)}. A URL looks like postgresql://user@host/database."
-        case UnicodeEncodeError():  # bytes of the command line that are no UTF-8
-            return f"{shown(error.object)} is no text that PostgreSQL can store"
-        case BrokenPipeError():
-            return None
-        case PgQueueError() | OSError():
-            return one_line(error)
-    return None
 
 
 @click.group(cls=ErrorHandlingGroup, context_settings=SETTINGS, epilog=EXIT_CODES)

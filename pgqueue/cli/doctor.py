@@ -1,29 +1,53 @@
 """``pgqueue doctor``: finds jobs that do not run and broken rows, and names the remedies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import click
 from sqlalchemy.orm import Session
 
 from pgqueue import schema
 from pgqueue.cli.app_loader import CliState
+from pgqueue.cli.nodes import on_nodes
 from pgqueue.cli.options import on_database_with_json
 from pgqueue.errors import SchemaError
-from pgqueue.findings import SHOWN, Finding, Level, of_jobs, of_server, of_settings, of_tables
+from pgqueue.findings import (
+    SHOWN,
+    Finding,
+    Level,
+    NodeState,
+    of_jobs,
+    of_nodes,
+    of_server,
+    of_settings,
+    of_tables,
+)
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
+from pgqueue.nodes import Node
 from pgqueue.redaction import redacted
 from pgqueue.repository.health import Health
 from pgqueue.repository.invariants import Violation
 from pgqueue.terminal import harmless, print_json
 
 
+def _doctor_of_all(found: Mapping[Node, None], as_json: bool) -> None:
+    findings = list(of_nodes([NodeState.of(node) for node in found]))
+    if as_json:
+        print_json({"findings": findings})
+    else:
+        _print(findings)
+    if not _are_sound(findings):
+        click.get_current_context().exit(1)
+
+
 @click.command()
 @on_database_with_json
-def doctor(given: CliState, as_json: bool) -> None:
+@on_nodes(_doctor_of_all)
+def doctor(given: CliState, /, as_json: bool) -> None:
     """Look for problems: the tables' version, broken rows, settings that lose commits.
 
-    Changes nothing, reads all jobs, and exits with 1 if something is wrong.
+    Changes nothing, reads all jobs, and exits with 1 if something is wrong.  With --nodes, also
+    compares the nodes.
 
     \b
     Example:  pgqueue --url postgresql://me@localhost/shop doctor
@@ -35,15 +59,23 @@ def doctor(given: CliState, as_json: bool) -> None:
             *of_settings(Health(session)),
             *of_server(queue, Health(session)),
         ]
-    is_sound = all(finding.level is not Level.WRONG for finding in findings)
+    is_sound = _are_sound(findings)
     if as_json:
         print_json({"is_sound": is_sound, "findings": findings})
     else:
-        for finding in findings:
-            line = f"{finding.level:7}  {finding.subject}: {finding.detail}"
-            click.echo(harmless(redacted(line)))
+        _print(findings)
     if not is_sound:
         click.get_current_context().exit(1)
+
+
+def _print(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        line = f"{finding.level:7}  {finding.subject}: {finding.detail}"
+        click.echo(harmless(redacted(line)))
+
+
+def _are_sound(findings: Iterable[Finding]) -> bool:
+    return all(finding.level is not Level.WRONG for finding in findings)
 
 
 def _of_rows(queue: PgQueue, session: Session) -> Iterator[Finding]:

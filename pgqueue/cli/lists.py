@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.bulk import target_in_words
 from pgqueue.cli.app_loader import CliState, opened
+from pgqueue.cli.nodes import on_nodes
 from pgqueue.cli.options import (
     FILTERS,
     OF_PAGE,
@@ -32,6 +33,7 @@ from pgqueue.errors import OptionError
 from pgqueue.findings import words_for_overdue, words_for_unknown, words_for_unreadable
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus, PausedTask, QueueSettings
+from pgqueue.nodes import Node
 from pgqueue.redaction import redacted, redacted_data
 from pgqueue.repository.admit import LimitState
 from pgqueue.repository.error_groups import ErrorGroups, in_hex
@@ -376,6 +378,7 @@ STATISTICS = View(
     "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many."
 )
 @on_database_with_json
+@on_nodes()
 def list_jobs(
     given: CliState,
     /,
@@ -421,10 +424,46 @@ def list_jobs(
         click.echo(f"There are {are}: add --before {shown}", err=True)
 
 
+def _status_of_all(found: Mapping[Node, list[dict[str, Any]]], as_json: bool) -> None:
+    """The queues of several nodes, those of one name added up."""
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for queues in found.values():
+        for queue in queues:
+            parts.setdefault(queue["name"], []).append(queue)
+    queues = [_added_up(name, parts[name]) for name in sorted(parts)]
+    if as_json:
+        print_json({"queues": queues})
+    else:
+        print_rows(QUEUES, queues)
+
+
+def _added_up(name: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One queue of several nodes: what is not known of one part is not known of the whole."""
+
+    def whole(join: Callable[[Iterable[Any]], Any], values: Iterable[Any]) -> Any:
+        found = list(values)
+        return None if None in found else join(found)
+
+    ages = [part["oldest_due_age"] for part in parts if part["oldest_due_age"] is not None]
+    return {
+        "name": name,
+        "is_paused": all(part["is_paused"] for part in parts),
+        "oldest_due_age": max(ages, default=None),
+        "in_per_minute": whole(sum, (part["in_per_minute"] for part in parts)),
+        "out_per_minute": whole(sum, (part["out_per_minute"] for part in parts)),
+        "empty_in": whole(max, (part["empty_in"] for part in parts)),
+        "jobs": {
+            status.value: whole(sum, (part["jobs"][status.value] for part in parts))
+            for status in JobStatus
+        },
+    }
+
+
 @click.command()
 @click.option("--exact", is_flag=True, help="Count the succeeded too, however many there are.")
 @on_database_with_json
-def status(given: CliState, exact: bool, as_json: bool) -> None:
+@on_nodes(_status_of_all)
+def status(given: CliState, /, exact: bool, as_json: bool) -> list[dict[str, Any]]:
     """Show the number of jobs by queue and status, and the live workers.
 
     A job is running as soon as it is claimed.  A worker with quick jobs claims more than it has
@@ -456,7 +495,7 @@ def status(given: CliState, exact: bool, as_json: bool) -> None:
         found = {"queues": queues, "paused_tasks": paused, "workers": [*map(_worker, live)]}
         found |= {"unknown_tasks": tasks, "unreadable_jobs": met, "about_jobs": about}
         print_json(found)
-        return
+        return queues
     print_rows(QUEUES, queues)
     if not are_all_counted:
         click.echo(f"About {about:,} jobs in all; --exact counts those marked ?, by reading them.")
@@ -468,6 +507,7 @@ def status(given: CliState, exact: bool, as_json: bool) -> None:
     print_rows(WORKERS, live, without="id")
     for words in (*map(words_for_unknown, unknown), *map(words_for_unreadable, unreadable)):
         click.echo(harmless(f"\nWarning: {words}"))
+    return queues
 
 
 @click.command()
@@ -502,6 +542,7 @@ def _list_command(
     @click.command(view.key, help=f"{help}\n\n\b\nExample:  {example}")
     @together(*options)
     @on_database_with_json
+    @on_nodes()
     def command(given: CliState, /, as_json: bool, **values: Any) -> None:
         queue = given.database()
         with opened(queue) as session:

@@ -9,6 +9,7 @@ import click
 
 from pgqueue import schema
 from pgqueue.cli.app_loader import CliState, opened
+from pgqueue.cli.nodes import on_nodes
 from pgqueue.cli.options import on_app_with_json, on_database, together, verbose_option
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import PRUNING
@@ -31,11 +32,13 @@ _PURPOSES = {
 
 @click.command()
 @on_database
+@on_nodes()
 def upgrade(given: CliState) -> None:
     """Create or upgrade pgqueue's tables.
 
     Safe to run at every deployment, and from several processes at once.  An application with
-    Alembic should upgrade the tables in a revision of its own: see `pgqueue revision --help`.
+    Alembic should upgrade the tables in a revision of its own: see `pgqueue revision --help`.  With
+    --nodes, also gives each node its number.
 
     \b
     Example:  pgqueue --app shop.jobs:queue upgrade

@@ -1,8 +1,8 @@
-"""Several worker processes under one parent: ``--processes``.
+"""Several worker processes under one parent: ``--processes`` and ``--nodes``.
 
-The parent loads no application and holds no connection.  It starts the workers, starts another one
-for each that ends by itself, whatever its exit code, and forwards signals.  The command line is
-checked before: a restart would not correct it.
+The parent holds no connection, and loads the application only to learn its nodes.  It starts the
+workers, starts another one for each that ends by itself, whatever its exit code, and forwards
+signals.  The command line is checked before: a restart would not correct it.
 """
 
 import os
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
@@ -59,10 +60,13 @@ def end_with_parent() -> None:
 class ProcessGroup:
     """The parent of the workers, which run this command.  A thread keeps one of them running."""
 
-    def __init__(self, number: int, *, until_empty: bool) -> None:
+    def __init__(self, places: Sequence[Mapping[str, str]], *, until_empty: bool) -> None:
+        """``places``: of each worker, what its environment has besides that of the parent."""
         if os.name != "posix":
-            raise click.ClickException("--processes needs a POSIX system")
-        self._number = number
+            raise click.ClickException(
+                "--processes needs a POSIX system, and so do several --nodes"
+            )
+        self._places = places
         self._until_empty = until_empty
         self._signals: SimpleQueue[int | None] = SimpleQueue()
         """The signals to forward; None for each place whose last worker has ended."""
@@ -80,8 +84,9 @@ class ProcessGroup:
 
         before = {number: signal.signal(number, note) for number in stop_signals()}
         try:
-            with ThreadPoolExecutor(self._number) as threads:
-                places = [threads.submit(self._keep_running, n) for n in range(self._number)]
+            count = len(self._places)
+            with ThreadPoolExecutor(count) as threads:
+                places = [threads.submit(self._keep_running, n) for n in range(count)]
                 for place in places:
                     place.add_done_callback(lambda _place: self._signals.put(None))
                 for _ in places:
@@ -123,7 +128,12 @@ class ProcessGroup:
         try:
             return subprocess.Popen(  # noqa: S603
                 [sys.executable, *sys.orig_argv[1:]],
-                env={**os.environ, PARENT: str(self._pipe), PLACE: str(place)},
+                env={
+                    **os.environ,
+                    **self._places[place],
+                    PARENT: str(self._pipe),
+                    PLACE: str(place),
+                },
                 pass_fds=[self._pipe],
                 # In a session of its own: Ctrl-C reaches only the parent, which forwards it once.
                 start_new_session=True,

@@ -13,9 +13,11 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from sqlalchemy import make_url
 
 from pgqueue import redaction
 from pgqueue.cli.app_loader import CliState
+from pgqueue.cli.nodes import chosen_nodes, nodes_option
 from pgqueue.cli.options import Seconds, on_app
 from pgqueue.cli.worker_processes import (
     ProcessGroup,
@@ -26,6 +28,7 @@ from pgqueue.cli.worker_processes import (
 from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
+from pgqueue.nodes import Node
 from pgqueue.worker import Worker
 from pgqueue.worker.config import (
     AHEAD,
@@ -37,6 +40,9 @@ from pgqueue.worker.config import (
 from pgqueue.worker.worker import stop_signals
 
 logger = redaction.logger(__name__)
+
+NODE = "PGQUEUE_NODE"
+"""In the environment of a worker that ``--nodes`` starts: the URL of its node."""
 
 INTERRUPTED = 3
 """The exit code of a worker if some handlers have not ended within the grace period."""
@@ -158,7 +164,7 @@ def as_formatter(
     type=click.IntRange(1, 256),
     default=1,
     show_default=True,
-    help="Worker processes; one that dies is replaced.",
+    help="Worker processes, of each node with --nodes; one that dies is replaced.",
 )
 @click.option(
     "--metrics-port",
@@ -173,12 +179,14 @@ def as_formatter(
     metavar="ADDRESS",
     help="Where --metrics-port listens; 0.0.0.0 for other hosts.",
 )
+@nodes_option
 @on_app
 def worker(
     given: CliState,
     /,
     queues: Queues,
     processes: int,
+    nodes: str | None,
     until_empty: bool,
     log_format: logging.Formatter,
     metrics_port: int | None,
@@ -209,9 +217,19 @@ def worker(
         raise click.UsageError(str(error)) from error
     if is_under_parent():
         end_with_parent()
-    elif processes > 1:
-        sys.exit(ProcessGroup(processes, until_empty=until_empty).run())
+    else:
+        of_nodes: list[dict[str, str]] = [{}]
+        if nodes is not None:
+            chosen = chosen_nodes(given.application(), nodes)
+            of_nodes = [{NODE: node.url.render_as_string(hide_password=False)} for node in chosen]
+        places = [of_node for of_node in of_nodes for _ in range(processes)]
+        if len(places) > 1:
+            sys.exit(ProcessGroup(places, until_empty=until_empty).run())
+        os.environ.update(places[0])
     queue = given.application()
+    if (url := os.environ.pop(NODE, None)) is not None:
+        click.get_current_context().with_resource(queue.bound_to(url))
+        logger.info("worker %d works on node %s", os.getpid(), Node(make_url(url)).name)
     source = click.get_current_context().get_parameter_source("log_format")
     if source is ParameterSource.COMMANDLINE and lines not in logging.getLogger().handlers:
         logger.warning(

@@ -237,7 +237,9 @@ def old_transactions() -> sa.Executable:
                                  ' of ', owner),
                'prepared',
                extract(epoch FROM pg_catalog.clock_timestamp() - prepared),
-               pg_catalog.concat('ROLLBACK PREPARED ', pg_catalog.quote_literal(gid))
+               CASE WHEN pg_catalog.starts_with(gid, 'citus_')
+                    THEN 'SELECT recover_prepared_transactions() on the coordinator of Citus'
+                    ELSE pg_catalog.concat('ROLLBACK PREPARED ', pg_catalog.quote_literal(gid)) END
         FROM pg_catalog.pg_prepared_xacts
         WHERE database = pg_catalog.current_database()
           AND prepared < pg_catalog.clock_timestamp() - CAST(:age AS interval)
