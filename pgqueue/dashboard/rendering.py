@@ -1,6 +1,6 @@
 """Turns pages into HTML: the Jinja environment, its filters, and the files beside the pages."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -8,7 +8,7 @@ from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from mimetypes import guess_type
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -35,6 +35,18 @@ def span(value: timedelta | float | None) -> str:
     amount = seconds / size
     digits = 1 if abs(amount) < 10 and unit != "min" else 0
     return f"{amount:.{digits}f} {unit}"
+
+
+def figure(value: float | None, format: Literal["number", "span"]) -> str:
+    """A number of a chart; a span is in seconds."""
+    return span(value) if format == "span" or value is None else number(int(value))
+
+
+def highest(series: Sequence[tuple[str, str, Sequence[float | None]]], *, stacked: bool) -> float:
+    """The largest number of a chart, or with ``stacked`` the largest sum at one time; 0 if none."""
+    slots = zip(*(values for _, _, values in series), strict=True)
+    together = sum if stacked else max
+    return max((together(value or 0 for value in slot) for slot in slots), default=0)
 
 
 def age(time: datetime | None, now: datetime) -> str:
@@ -69,6 +81,8 @@ def visible(value: object) -> str:
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "number": number,
     "span": span,
+    "figure": figure,
+    "highest": highest,
     "age": age,
     "moment": moment,
     "clock": clock_time,

@@ -15,6 +15,9 @@ class QueueMinute(Base):
 
     One worker at a time counts the jobs, every ten seconds or more rarely if counting takes long;
     the row has the last count of its minute.  Every worker adds the jobs that it has claimed.
+
+    After three hours, ten minutes are folded into one row, and after 25 hours, an hour is one: with
+    the largest number of each column, and the sum of ``started``.
     """
 
     __tablename__ = "queue_minutes"
@@ -23,7 +26,7 @@ class QueueMinute(Base):
     )
 
     at: Mapped[datetime] = mapped_column(primary_key=True)
-    """The beginning of the minute."""
+    """The beginning of the minute, or of the ten or sixty."""
     queue: Mapped[str] = mapped_column(primary_key=True)
     """Empty in a row without jobs that each count writes."""
 

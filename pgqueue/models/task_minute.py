@@ -18,13 +18,15 @@ class TaskMinute(Base):
     Workers count in memory and add to the rows every ten seconds, so the numbers are those of the
     last write; a worker that is killed loses what it has not written.  The numbers of jobs in the
     other tables are exact.
+
+    After three hours, ten minutes are added up in one row; after 25 hours, an hour is one.
     """
 
     __tablename__ = "task_minutes"
     __table_args__ = (CheckConstraint(times_in_range("at"), name="task_minutes_times"),)
 
     at: Mapped[datetime] = mapped_column(primary_key=True)
-    """The beginning of the minute."""
+    """The beginning of the minute, or of the ten or sixty."""
     task: Mapped[str] = mapped_column(primary_key=True)
 
     succeeded: Mapped[int] = mapped_column(Integer, server_default=ZERO)

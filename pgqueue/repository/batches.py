@@ -225,40 +225,31 @@ def write_count() -> sa.Executable:
 
 
 @cache
-def progress_of_batch() -> sa.Executable:
-    """A batch as it was last counted: one row, however many jobs it has."""
-    columns = batches.c
-
-    def number(name: str) -> sa.ColumnElement[Any]:
-        # The name as text: an operator for VARCHAR might be another role's.
-        return sa.cast(columns.counted.op("->>")(sa.cast(name, sa.Text)), sa.BigInteger)
-
-    total, failed, cancelled = (
-        sa.func.coalesce(columns[name], number(name)) for name in ("total", "failed", "cancelled")
-    )
-    ended = sa.func.coalesce(columns.total, number("ended"))
-    return sa.select(
-        *(columns.id, columns.name, sa.cast(columns.meta, sa.Text), total, ended, failed),
-        *(cancelled, columns.outcome, columns.callback_id),
-        *(moment(columns.created_at), moment(columns.ended_at)),
-    ).where(columns.id == BATCH)
-
-
-@cache
-def batch_states(*, one: bool) -> sa.Executable:
+def batch_states(*, one: bool, exact: bool) -> sa.Executable:
     """Batches with their progress, the newest first; ``one``: the batch with this id.
 
-    An open batch is counted, which reads all of its jobs; an ended one has its numbers.
+    An open batch is counted, which reads all of its jobs; without ``exact`` it has the numbers that
+    a worker has counted last, if one has.  An ended batch has its numbers.
     """
-    counted = _counts(batches.c.id, IS_OPEN).lateral("counted")
     columns = batches.c
+    conditions = [IS_OPEN] if exact else [IS_OPEN, columns.counted.is_(None)]
+    counted = _counts(columns.id, *conditions).lateral("counted")
+
+    def number(name: str, now: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        at_end = columns["total" if name == "ended" else name]
+        if exact:
+            return sa.func.coalesce(at_end, now)
+        # The name as text: an operator for VARCHAR might be another role's.
+        last = sa.cast(columns.counted.op("->>")(sa.cast(name, sa.Text)), sa.BigInteger)
+        return sa.func.coalesce(at_end, last, now)
+
     found = (
         sa.select(
             *(columns.id, columns.name, sa.cast(columns.meta, sa.Text)),
-            sa.func.coalesce(columns.total, counted.c.total),
-            sa.func.coalesce(columns.total, counted.c.total - counted.c.unfinished),
-            sa.func.coalesce(columns.failed, counted.c.failed),
-            sa.func.coalesce(columns.cancelled, counted.c.cancelled),
+            number("total", counted.c.total),
+            number("ended", counted.c.total - counted.c.unfinished),
+            number("failed", counted.c.failed),
+            number("cancelled", counted.c.cancelled),
             columns.outcome,
             columns.callback_id,
             moment(columns.created_at),
@@ -537,11 +528,11 @@ class Batches:
 
     def progress(self, batch_id: int) -> BatchState:
         """A batch as it was last counted, exactly before the first count; raises BatchNotFound."""
-        row = self._run(progress_of_batch(), batch_id).first()
-        if row is None:
-            raise not_found(batch_id)
-        state = _state_of(row)
-        return self.state(batch_id) if state.total is None else state
+        return self._state(batch_id, exact=False)
+
+    def newest(self, limit: int) -> list[BatchState]:
+        """The newest batches as they were last counted, exactly before their first counts."""
+        return self._states(limit, exact=False)
 
     def overdue(self) -> list[Candidate]:
         """All batches that may have ended."""
@@ -578,15 +569,11 @@ class Batches:
 
     def state(self, batch_id: int) -> BatchState:
         """Return a batch with its progress; raises BatchNotFound."""
-        row = self._run(batch_states(one=True), batch_id).first()
-        if row is None:
-            raise not_found(batch_id)
-        return _state_of(row)
+        return self._state(batch_id, exact=True)
 
     def states(self, limit: int) -> list[BatchState]:
         """Return the newest batches."""
-        rows = self._executor.execute(batch_states(one=False), {"limit": limit})
-        return [_state_of(row) for row in rows]
+        return self._states(limit, exact=True)
 
     def next_due(
         self, retention: Retention, references: tuple[Reference, ...], *, after: int
@@ -600,6 +587,16 @@ class Batches:
         """Delete up to ``size`` rows of a batch whose time is over; returns how many."""
         found = self._run(prune_batch(), batch_id, **_rules_of(retention), size=size)
         return int(found.scalar_one())
+
+    def _state(self, batch_id: int, *, exact: bool) -> BatchState:
+        row = self._run(batch_states(one=True, exact=exact), batch_id).first()
+        if row is None:
+            raise not_found(batch_id)
+        return _state_of(row)
+
+    def _states(self, limit: int, *, exact: bool) -> list[BatchState]:
+        rows = self._executor.execute(batch_states(one=False, exact=exact), {"limit": limit})
+        return [_state_of(row) for row in rows]
 
     def _end(
         self,

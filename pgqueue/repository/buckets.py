@@ -18,9 +18,11 @@ TIME = sa.DateTime(timezone=True)
 START = sa.literal_column("timestamptz '1970-01-01 00:00:00+00'", TIME)
 
 
-def bucket_of(at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+def bucket_of(
+    at: sa.ColumnElement[Any], size: sa.ColumnElement[Any] = SIZE
+) -> sa.ColumnElement[Any]:
     """The beginning of the part in which a moment is."""
-    return pg.date_bin(SIZE, at, START, type_=TIME)
+    return pg.date_bin(size, at, START, type_=TIME)
 
 
 def first_bucket() -> sa.ColumnElement[Any]:

@@ -27,7 +27,13 @@ from pgqueue.repository.tables import (
     queue_minutes,
     waiting_messages,
 )
-from pgqueue.repository.task_minutes import MINUTE, MOST, delete_old
+from pgqueue.repository.task_minutes import (
+    MINUTE,
+    MOST,
+    delete_old,
+    delete_to_fold,
+    folded_at,
+)
 
 ALL = sa.literal_column("''", sa.Text)
 """The queue of a row that each count writes, also if there are no jobs: no queue has this name."""
@@ -232,6 +238,27 @@ def prune_queue_minutes() -> sa.Executable:
     return delete_old(queue_minutes)
 
 
+@cache
+def fold_queue_minutes() -> sa.Executable:
+    """Fold some old minutes into rows of ten or an hour, with the largest numbers of jobs; returns
+    how many.
+    """
+    most = ("counted_at", *COUNTS, "oldest_due_s")
+    gone = delete_to_fold(queue_minutes).returning(queue_minutes).cte("gone")
+    at, name = folded_at(gone.c.at), gone.c.queue
+    started = sa.cast(pg.sum(gone.c.started), sa.Integer)
+    rows = sa.select(at, name, *(pg.max(gone.c[each]) for each in most), started)
+    new = insert_or_skip(queue_minutes).from_select(
+        ["at", "queue", *most, "started"], rows.group_by(at, name).order_by(at, name)
+    )
+    both = {each: sa.func.greatest(queue_minutes.c[each], new.excluded[each]) for each in most}
+    folded = new.on_conflict_do_update(
+        index_elements=[queue_minutes.c.at, queue_minutes.c.queue],
+        set_={**both, "started": queue_minutes.c.started + new.excluded.started},
+    )
+    return sa.select(count_rows()).select_from(gone).add_cte(folded.cte("folded"))
+
+
 def _minute(at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """The beginning of the minute, whatever time zone the session has."""
     return pg.date_trunc(
@@ -364,6 +391,8 @@ class QueueMinutes:
         return [DepthPoint(*row) for row in self._executor.execute(statement, given)]
 
     def prune(self) -> bool:
-        """Delete some minutes whose time is over; whether there may be more."""
+        """Delete some minutes whose time is over, and fold some old ones into tens and hours;
+        whether there may be more."""
         result: Any = self._executor.execute(prune_queue_minutes())
-        return bool(result.rowcount >= MOST)
+        folded = self._executor.execute(fold_queue_minutes()).scalar_one()
+        return bool(result.rowcount >= MOST or folded >= MOST)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -21,7 +22,7 @@ from pgqueue.repository.tables import (
     task_minutes,
     text_parameter,
 )
-from pgqueue.rules.histogram import about, percentile
+from pgqueue.rules.histogram import MOST_BUCKETS, about, percentile
 
 ENDED = ("succeeded", "failed", "retried", "cancelled", "other")
 DURATIONS = ("ran", "waited")
@@ -29,7 +30,11 @@ NONE = sa.literal_column("0", sa.Integer)
 MINUTE = 60
 
 KEPT = timedelta(days=7)
-"""How long a minute is kept."""
+"""How long a minute is kept, alone or in an hour."""
+ALONE, IN_TENS = timedelta(hours=3), timedelta(hours=25)
+"""Until this age a minute has a row of its own; then ten have one, and then an hour has one.
+
+So a chart of a day has ten minutes in each part, one of a week an hour, and both read few rows."""
 MOST = 10_000
 """Rows that one statement deletes."""
 
@@ -74,40 +79,27 @@ def _unnested(*arrays: sa.ColumnElement[Any]) -> sa.TableValuedAlias:
     return rows.render_derived(name="pair")
 
 
-def _lately(*, of_task: bool) -> list[sa.ColumnElement[bool]]:
-    span = seconds(sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double))
-    conditions = [task_minutes.c.at > pg.statement_timestamp() - span]
-    return [*conditions, task_minutes.c.task == text_parameter("task")] if of_task else conditions
-
-
 @cache
 def ended_lately(*, of_task: bool) -> sa.Executable:
-    """By task, how many attempts have ended in which way."""
-    sums = (sa.cast(pg.sum(task_minutes.c[name]), sa.BigInteger) for name in ENDED)
+    """By task, how many attempts have ended in which way, how many ran for how long, and how many
+    jobs waited for how long.
+
+    The buckets by their numbers: to unnest the arrays takes three times as long.
+    """
+    span = seconds(sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double))
+    conditions = [task_minutes.c.at > pg.statement_timestamp() - span]
+    if of_task:
+        conditions.append(task_minutes.c.task == text_parameter("task"))
+    buckets = [sa.literal_column(str(place), sa.Integer) for place in range(1, MOST_BUCKETS + 1)]
+    numbers: list[sa.ColumnElement[Any]] = [task_minutes.c[name] for name in ENDED]
+    numbers += [task_minutes.c[name][bucket] for name in DURATIONS for bucket in buckets]
+    none = sa.cast(NONE, sa.BigInteger)
+    sums = (sa.func.coalesce(pg.sum(number, type_=sa.BigInteger), none) for number in numbers)
     return (
         sa.select(task_minutes.c.task, *sums)
-        .where(*_lately(of_task=of_task))
+        .where(*conditions)
         .group_by(task_minutes.c.task)
         .order_by(task_minutes.c.task)
-    )
-
-
-@cache
-def durations_lately(*, of_task: bool) -> sa.Executable:
-    """By task and bucket, how many attempts ran so long, and how many jobs waited so long.
-
-    Of some of the minutes, evenly spread, because each minute and task has many buckets.
-    """
-    pair = _unnested(task_minutes.c.ran, task_minutes.c.waited)
-    minute = sa.cast(pg.date_part("epoch", task_minutes.c.at), sa.BigInteger) // MINUTE
-    is_read = minute % sa.bindparam("one_in", type_=sa.BigInteger) == NONE
-    sums = (sa.cast(pg.sum(pair.c[name]), sa.BigInteger) for name in ("first", "second"))
-    return (
-        sa.select(task_minutes.c.task, pair.c.place, *sums)
-        .select_from(task_minutes.join(pair, sa.true()))
-        .where(*_lately(of_task=of_task), is_read)
-        .group_by(task_minutes.c.task, pair.c.place)
-        .order_by(task_minutes.c.task, pair.c.place)
     )
 
 
@@ -128,18 +120,50 @@ def prune_task_minutes() -> sa.Executable:
     return delete_old(task_minutes)
 
 
-def delete_old(minutes: sa.Table) -> sa.Executable:
+@cache
+def take_to_fold() -> sa.Executable:
+    """Delete some minutes that are not alone any more, and return them with their new times."""
+    gone = delete_to_fold(task_minutes)
+    new_minute = sa.cast(pg.date_part("epoch", folded_at(task_minutes.c.at)), sa.BigInteger)
+    names = ("task", *ENDED, *DURATIONS)
+    return gone.returning(
+        (new_minute // MINUTE).label("minute"), *(task_minutes.c[name] for name in names)
+    )
+
+
+def delete_old(minutes: sa.Table) -> sa.Delete:
     """Delete some of the rows whose time is over."""
-    kept: sa.ColumnElement[Any] = sa.literal_column(f"interval '{KEPT.days} days'")
+    return _delete_some(minutes, minutes.c.at < pg.statement_timestamp() - _interval(KEPT))
+
+
+def delete_to_fold(minutes: sa.Table) -> sa.Delete:
+    """Delete some of the rows that belong into others."""
+    is_old = minutes.c.at < pg.statement_timestamp() - _interval(ALONE)
+    return _delete_some(minutes, is_old, minutes.c.at != folded_at(minutes.c.at))
+
+
+def folded_at(at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """The time of the row into which a minute belongs, if it is old enough."""
+    is_in_tens = at >= pg.statement_timestamp() - _interval(IN_TENS)
+    tens, hour = _interval(timedelta(minutes=10)), _interval(timedelta(hours=1))
+    return bucket_of(at, sa.case((is_in_tens, tens), else_=hour))
+
+
+def _delete_some(minutes: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.Delete:
     keys = list(minutes.primary_key)
     old = (
         sa.select(*keys)
-        .where(minutes.c.at < pg.statement_timestamp() - kept)
+        .where(*conditions)
+        .order_by(minutes.c.at)
         .limit(sa.literal_column(str(MOST)))
         .with_for_update(skip_locked=True)
         .cte("old")
     )
     return sa.delete(minutes).where(*equal(minutes, old, (key.name for key in keys)))
+
+
+def _interval(span: timedelta) -> sa.ColumnElement[Any]:
+    return sa.literal_column(f"interval '{span.total_seconds():g} seconds'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,34 +221,27 @@ class TaskMinutes:
     def since(self, span: timedelta, task: str | None = None) -> list[TaskStatistics]:
         """By task, the attempts that have ended within this time.
 
-        For more than a day, the durations are those of one minute in ten, which stand for all.
+        Old minutes are together in one row, so a long time begins up to an hour too late.
         """
-        one_in = 1 if span <= timedelta(days=1) else 10
         parameters = {"seconds": span.total_seconds(), "task": task}
         if task is None:
             del parameters["task"]
-        ran: dict[str, list[int]] = {}
-        waited: dict[str, list[int]] = {}
-        durations = durations_lately(of_task=task is not None)
-        sample = {**parameters, "one_in": one_in}
-        for name, _, first, second in self._executor.execute(durations, sample):
-            ran.setdefault(name, []).append(one_in * (first or 0))
-            waited.setdefault(name, []).append(one_in * (second or 0))
-        ended = ended_lately(of_task=task is not None)
         found = []
-        for name, *numbers in self._executor.execute(ended, parameters):
-            waits, runs = waited.get(name, ()), ran.get(name, ())
+        rows = self._executor.execute(ended_lately(of_task=task is not None), parameters)
+        for name, *numbers in rows:
+            ended, buckets = numbers[: len(ENDED)], numbers[len(ENDED) :]
+            ran, waited = _filled(buckets[:MOST_BUCKETS], buckets[MOST_BUCKETS:])
             found.append(
                 TaskStatistics(
                     name,
-                    sum(numbers),
-                    **dict(zip(ENDED, numbers, strict=True)),
-                    wait_p50=percentile(waits, 0.5),
-                    wait_p95=percentile(waits, 0.95),
-                    run_p50=percentile(runs, 0.5),
-                    run_p95=percentile(runs, 0.95),
-                    waited=waits,
-                    ran=runs,
+                    sum(ended),
+                    **dict(zip(ENDED, ended, strict=True)),
+                    wait_p50=percentile(waited, 0.5),
+                    wait_p95=percentile(waited, 0.95),
+                    run_p50=percentile(ran, 0.5),
+                    run_p95=percentile(ran, 0.95),
+                    waited=waited,
+                    ran=ran,
                 )
             )
         return found
@@ -239,6 +256,31 @@ class TaskMinutes:
         return [AttemptPoint(*row) for row in self._executor.execute(statement, given)]
 
     def prune(self) -> bool:
-        """Delete some minutes whose time is over; whether there may be more."""
+        """Delete some minutes whose time is over, and fold some old ones into tens and hours;
+        whether there may be more."""
         result: Any = self._executor.execute(prune_task_minutes())
-        return bool(result.rowcount >= MOST)
+        taken = [dict(row) for row in self._executor.execute(take_to_fold()).mappings()]
+        folded: dict[tuple[int, str], dict[str, Any]] = {}
+        for row in taken:
+            key = (row["minute"], row["task"])
+            folded[key] = _both(folded[key], row) if key in folded else row
+        self.add(folded.values())
+        return bool(result.rowcount >= MOST or len(taken) >= MOST)
+
+
+def _filled(*histograms: Sequence[int]) -> list[Sequence[int]]:
+    """The buckets up to the last one that is not empty in all of them."""
+    filled = [
+        number for number, counts in enumerate(zip(*histograms, strict=True), 1) if any(counts)
+    ]
+    return [each[: max(filled, default=0)] for each in histograms]
+
+
+def _both(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The sums of two rows of the same minute and task."""
+    numbers = {name: first[name] + second[name] for name in ENDED}
+    durations = {
+        name: [sum(pair) for pair in zip_longest(first[name], second[name], fillvalue=0)]
+        for name in DURATIONS
+    }
+    return {**first, **numbers, **durations}

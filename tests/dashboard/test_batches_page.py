@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import Engine
 from visitor import SECRET, Visitor
 
+from chaos.interleavings.logical_workers import execute
 from pgqueue import PgQueue
 from pgqueue.worker import Worker
 
@@ -49,6 +50,15 @@ def test_a_batch_shows_its_progress_its_failed_jobs_and_its_callback(queue: PgQu
     assert "no such host" in ended
     assert "Failed 1" in ended
     assert re.search(r"Callback job \d+", ended)
+
+
+def test_an_open_batch_is_shown_as_a_worker_has_counted_it(queue: PgQueue, engine: Engine) -> None:
+    id, visitor = batch(queue), Visitor(queue)
+    counted = '{"total": 900, "ended": 7, "failed": 5, "cancelled": 0}'
+    execute(engine, "UPDATE pgqueue.batches SET counted = CAST(:counted AS jsonb)", counted=counted)
+
+    assert "7 of 900" in visitor.text("/batches")
+    assert "Failed 5" in visitor.text(f"/batches/{id}")
 
 
 def test_its_jobs_are_cancelled_after_a_preview(queue: PgQueue) -> None:

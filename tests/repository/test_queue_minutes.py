@@ -170,3 +170,29 @@ def test_minutes_whose_time_is_over_are_deleted(engine: Engine) -> None:
     committed(engine, write_and_prune)
 
     assert len(stored(engine, QueueMinute)) == 1
+
+
+def test_old_minutes_are_folded_into_rows_with_the_largest_numbers(engine: Engine) -> None:
+    # Each minute of an hour two days ago, and ten of four hours ago; the numbers grow.
+    execute(
+        engine,
+        "INSERT INTO pgqueue.queue_minutes (at, queue, counted_at, waiting, due, blocked, running,"
+        " oldest_due_s, started) SELECT at, 'q', at, n, 2, 60 - n, 0, NULLIF(n % 7, 0), 1"
+        " FROM (SELECT date_trunc('hour', now(), 'UTC') - age + n * interval '1 minute' AS at, n"
+        " FROM generate_series(0, 59) AS n, (VALUES (interval '2 days'), ('4 hours')) AS old (age)"
+        " ) AS minute WHERE n < 10 OR at < now() - interval '1 day'",
+    )
+    execute(
+        engine,
+        "INSERT INTO pgqueue.queue_minutes (at, queue, started) SELECT max(at), 'other', 7"
+        " FROM pgqueue.queue_minutes WHERE at < now() - interval '1 day'",
+    )
+
+    for _ in range(2):  # folded rows stay as they are
+        committed(engine, lambda connection: QueueMinutes(connection).prune())
+
+    other, hour, ten = sorted(stored(engine, QueueMinute), key=lambda row: (row.at, row.queue))
+    assert (hour.waiting, hour.due, hour.blocked, hour.oldest_due_s) == (59, 2, 60, 6)
+    assert (hour.started, hour.counted_at) == (60, hour.at + 59 * MINUTE)
+    assert (other.queue, other.at, other.waiting, other.started) == ("other", hour.at, None, 7)
+    assert (ten.waiting, ten.blocked, ten.started) == (9, 60, 10)

@@ -95,12 +95,26 @@ def test_a_chart_has_every_part_of_its_time(connection: Connection) -> None:
     assert [sum(column) for column in list(zip(*by_tens, strict=True))[1:]] == [8, 1, 0, 0, 0]
 
 
-def test_the_durations_of_a_week_are_those_of_one_minute_in_ten(connection: Connection) -> None:
-    minutes = TaskMinutes(connection)
-    minutes.add([minute("a", ago=ago, succeeded=2, ran=[0, 2]) for ago in range(60, 80)])
+def test_old_minutes_are_folded_into_tens_and_hours(engine: Engine) -> None:
+    # The hour that has ended two days before this one began, and ten minutes of four hours ago.
+    hour, ten = NOW % 60 + 2 * 24 * 60 + 60, NOW % 10 + 4 * 60 + 10
+    olds = (*range(hour - 59, hour + 1), *range(ten - 9, ten + 1))
+    add(engine, *(minute("a", ago=ago, succeeded=1, ran=[0, 1], waited=[2]) for ago in olds))
+    add(engine, minute("a", ago=hour - 9, failed=3, ran=[1, 0, 0, 4]))
+    add(engine, minute("b", ago=hour - 59, retried=1), minute("a", ago=60, succeeded=5))
 
-    [lately] = minutes.since(timedelta(days=1))
-    [week] = minutes.since(timedelta(days=7))
+    def prune(connection: Connection) -> None:
+        assert not TaskMinutes(connection).prune()
 
-    assert (lately.ended, list(lately.ran)) == (40, [0, 40])
-    assert (week.ended, list(week.ran)) == (40, [0, 40])
+    committed(engine, prune)
+    committed(engine, prune)  # the rows of tens and hours stay as they are
+
+    rows = stored(engine, TaskMinute)
+    found = {(row.task, NOW - int(row.at.timestamp()) // 60): row for row in rows}
+    of_hour, of_ten, of_b, alone = (
+        found[key] for key in [("a", hour), ("a", ten), ("b", hour), ("a", 60)]
+    )
+    assert (of_hour.succeeded, of_hour.failed, of_b.retried, alone.succeeded) == (60, 3, 1, 5)
+    assert (of_hour.ran, of_hour.waited) == ([1, 60, 0, 4], [120])
+    assert (of_ten.succeeded, of_ten.ran, of_ten.waited) == (10, [0, 10], [20])
+    assert len(found) == 4

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from pgqueue.dashboard.routing import Asked, Page, Refused, Route
 from pgqueue.models import JobStatus
 from pgqueue.redaction import redacted_data
-from pgqueue.repository.batches import BatchState
+from pgqueue.repository.batches import Batches, BatchState
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.pages import Pages
 
@@ -16,10 +16,10 @@ FAILED = 25
 
 
 def batches(asked: Asked) -> Page:
-    """The newest batches; counts the jobs of those that are open."""
+    """The newest batches, as a worker has counted them last."""
     found = None
     if not asked.access.is_limited:
-        found = asked.part("the batches", lambda session: asked.queue.batches(session, NEWEST))
+        found = asked.part("the batches", lambda session: Batches(session).newest(NEWEST))
     return Page(
         "batches.html", title="Batches", command=f"pgqueue batches --limit {NEWEST}", batches=found
     )
@@ -32,7 +32,7 @@ def batch(asked: Asked, batch_id: int) -> Page:
     failed = JobFilter(frozenset({JobStatus.FAILED}), batch=batch_id)
 
     def counted(session: Session) -> BatchState:
-        return asked.queue.get_batch(session, batch_id)
+        return asked.queue.progress_of(session, batch_id)
 
     found = asked.part("the progress", counted)
     page = asked.part("the failed jobs", lambda session: Pages(session).page(failed, limit=FAILED))

@@ -138,7 +138,8 @@ def _figures(asked: Asked, span: str, session: Session) -> Figures:
     depths = QueueMinutes(session).series(within, size, asked.access.queues)
     if asked.access.is_limited:
         return Figures((), (), depths, 0, 0, 0)
-    before, last = minutes.series(2 * HOUR, HOUR / 60)[:60], minutes.series(HOUR, HOUR / 60)
+    by_minute = minutes.series(2 * HOUR, HOUR / 60)
+    before, last = by_minute[:-60], by_minute[-60:]
     return Figures(
         last if within == HOUR else minutes.series(within, size),
         ErrorGroups(session).deploys(within),
