@@ -248,7 +248,7 @@ def fold_queue_minutes() -> sa.Executable:
     at, name = folded_at(gone.c.at), gone.c.queue
     started = sa.cast(pg.sum(gone.c.started), sa.Integer)
     rows = sa.select(at, name, *(pg.max(gone.c[each]) for each in most), started)
-    new = insert_or_skip(queue_minutes).from_select(
+    new = pg_insert(queue_minutes).from_select(
         ["at", "queue", *most, "started"], rows.group_by(at, name).order_by(at, name)
     )
     both = {each: sa.func.greatest(queue_minutes.c[each], new.excluded[each]) for each in most}
