@@ -57,6 +57,10 @@ def succeed(n: int) -> int:
     return n
 
 
+@tasks.task(keep=timedelta(0))
+def leave_nothing() -> None: ...
+
+
 @tasks.task(max_attempts=2, retry=Retry.constant(timedelta(0)))
 def fail() -> None:
     raise ValueError("planned")
@@ -216,7 +220,7 @@ class TestEnqueue:
 class TestWorker:
     def test_runs_jobs_of_every_end(self, place: Place, queue: PgQueue) -> None:
         queue.bind(place.engine("worker"))
-        for task in (fail, follow_up, give_up, sleep_on):
+        for task in (fail, follow_up, give_up, leave_nothing, sleep_on):
             task.delay()
         with queue.session() as session:
             succeed.enqueue_many(session, [(n,) for n in range(20)])

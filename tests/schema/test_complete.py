@@ -1,0 +1,48 @@
+"""What each table and each version needs in other files, so that none is forgotten."""
+
+import re
+from pathlib import Path
+
+import sqlalchemy as sa
+
+import pgqueue
+from pgqueue import models
+from pgqueue.models import Base
+from pgqueue.repository.tables import deleted_records, jobs
+from pgqueue.schema import SCHEMA_VERSION
+from pgqueue.schema.roles import DASHBOARD, WORKER
+
+CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
+
+KEEP_THEIR_ROWS = {
+    "batch_jobs",  # counted until their batch is deleted
+    "error_groups",  # the job is an example
+    "limit_places",  # gone before the job can be deleted
+}
+"""Tables with the id of a job whose rows stay when the job is deleted."""
+
+
+def test_each_model_is_public() -> None:
+    tables = {model.class_.__name__ for model in Base.registry.mappers} - {"SchemaVersion"}
+    assert tables <= set(pgqueue.__all__)
+    assert tables <= set(models.__all__)
+
+
+def test_a_worker_and_a_dashboard_have_rights_on_each_table() -> None:
+    tables = {table.name for table in Base.metadata.tables.values()}
+    assert tables <= set(WORKER)
+    assert tables <= set(DASHBOARD)
+
+
+def test_what_is_on_record_about_a_job_is_deleted_with_it() -> None:
+    gone = sa.delete(jobs).returning(jobs.c.id).cte("gone")
+    deleted = {cte.element.table.name for cte in deleted_records(gone)}
+    with_job = {table.name for table in Base.metadata.tables.values() if "job_id" in table.c}
+    assert deleted == with_job - KEEP_THEIR_ROWS
+    assert all("DELETE" in WORKER[table] for table in deleted)
+
+
+def test_the_changelog_has_the_version_of_the_tables() -> None:
+    text = CHANGELOG.read_text()
+    assert f"The tables have version {SCHEMA_VERSION};" in text
+    assert max(map(int, re.findall(r"^\| (\d+) \|", text, re.MULTILINE))) == SCHEMA_VERSION
