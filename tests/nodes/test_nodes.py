@@ -2,9 +2,13 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hosts import host_revision
+from kiosk import closing_engines, db, kiosk_app
+from shop_rig import command
 from some_nodes import DOWN, numbered
 from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
@@ -21,9 +25,13 @@ from pgqueue import (
     PgQueueError,
     Worker,
 )
+from pgqueue.embedded import EmbeddedPostgres
+from pgqueue.flask import PgQueue as FlaskQueue
 from pgqueue.repository.listing import Listing
+from pgqueue.schema import SCHEMA_VERSION, upgrade
 from pgqueue.schema.node_numbers import set_number
 from pgqueue.schema.state import wait_for_other_upgrades
+from pgqueue.testing.databases import fresh_database
 
 URL = "postgresql://app:hunter2@n1/shop"
 
@@ -163,3 +171,59 @@ def test_an_operation_on_the_wrong_node_names_the_right_one(node_urls: list[str]
     with queue.bound_to(one.url), queue.session() as session, session.begin():
         queue.cancel(session, job_id)
         assert session.get_one(Job, job_id).status is JobStatus.CANCELLED
+
+
+def test_tables_of_a_hosts_history_get_their_number_by_the_same_upgrade(
+    server_url: str, node_urls: list[str]
+) -> None:
+    with fresh_database(server_url) as url:
+        queue = PgQueue(url, nodes=[*node_urls, url])
+        with queue.engine.begin() as connection, host_revision(connection):
+            upgrade(to=SCHEMA_VERSION)
+
+        queue.upgrade()
+
+        assert queue.nodes[3].asked().number == 1
+        queue.engine.dispose()
+
+
+def test_a_flask_application_works_on_the_node_to_which_its_queue_is_bound(
+    node_urls: list[str],
+) -> None:
+    numbered(node_urls)
+    queue = FlaskQueue(nodes=node_urls)
+    note = queue.task(name="note")(lambda: None)
+    with closing_engines(kiosk_app(queue, node_urls[0])) as app, app.app_context():
+        with queue.bound_to(queue.nodes[1].url):
+            assert note.delay().id >> 48 == 2
+            assert note.enqueue(db.session).id >> 48 == 2
+            db.session.rollback()
+            assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
+
+        assert note.delay().id >> 48 == 1
+
+
+@pytest.mark.journey
+def test_a_node_that_was_stopped_goes_on_where_it_was(
+    node_urls: list[str], server_directory: Path
+) -> None:
+    with EmbeddedPostgres(server_directory) as server:
+        queue = numbered([node_urls[0], server.url])
+        add = queue.task(name="add")(lambda: None)
+        _, node = queue.nodes
+        with queue.bound_to(node.url):
+            job_id = add.delay().id
+        server.crash()
+
+        down = command(queue, "status", "--nodes", "all")
+        add.delay()  # the other node has no part in it
+        assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
+        server.start()
+
+        assert down.returncode == 1
+        assert f"Error: {node.name}: No connection" in down.stderr
+        assert command(queue, "status", "--nodes", "all").returncode == 0
+        with queue.bound_to(node.url):
+            assert add.delay().id >> 48 == job_id >> 48 == 2
+            assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 2}
+        queue.engine.dispose()
