@@ -11,7 +11,7 @@ DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example quick test journeys screenshots check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke docs build clean
+.PHONY: help setup demo example quick test journeys citus screenshots check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke docs build clean
 
 # As many processes as tests/conftest.py says.
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
@@ -37,10 +37,13 @@ quick: contracts ## Run the inner loop: import contracts, units, statements, the
 	@$(PYTEST) -m "not battery" $(QUICK) $(ARGS)
 
 test: setup ## Run the tests (PGQUEUE_TEST_URL=... for your own server, ARGS="-k word" for some)
-	@$(PYTEST) -m "not battery and not benchmark and not chaos and not journey" $(ARGS)
+	@$(PYTEST) -m "not battery and not benchmark and not chaos and not citus and not journey" $(ARGS)
 
 journeys: setup ## Run the tests of examples, pages, demo, servers, installations, services and workers
 	@$(PYTEST) -m journey $(ARGS)
+
+citus: setup ## Run the tests on a cluster of Citus (CITUS_HOME=/usr/lib/postgresql/15 names a PostgreSQL that has it)
+	@$(BIN)/pytest -n 0 tests/citus $(ARGS)
 
 screenshots: setup ## Write pictures of all pages of the dashboard into build/screenshots
 	@PGQUEUE_SCREENSHOTS=build/screenshots $(BIN)/pytest -m journey -k fits tests/dashboard $(ARGS)

@@ -509,6 +509,7 @@ def test_an_enqueue_outside_of_a_block_sends_what_it_sent_before(
     shop: Shop, session: Session
 ) -> None:
     sent: list[str] = []
+    shop.mail.enqueue(session, 0)  # the first one asks whether there is Citus
     event.listen(
         session.connection(),
         "before_cursor_execute",

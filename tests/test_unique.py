@@ -433,9 +433,10 @@ def test_an_enqueue_without_unique_options_asks_for_no_conflict(
     def plain_task(n: int) -> None: ...
 
     sent: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2]))
     with Session(engine) as session, session.begin():
-        plain_task.enqueue(session, 1)
+        plain_task.enqueue(session, 1)  # the first one asks whether there is Citus
+        event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2]))
+        plain_task.enqueue(session, 2)
 
     [statement] = [each for each in sent if "pgqueue" in each]
     assert "ON CONFLICT" not in statement

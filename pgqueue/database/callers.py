@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue.database.autocommit import refuse_autocommit
+from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.errors import ArgumentsError, NotBound, SchemaMissing, SchemaTooOld
 from pgqueue.models import Job
 from pgqueue.models.base import SCHEMA
@@ -32,6 +33,27 @@ def sync_session(session: Any, where: str) -> Session:
 
 def joined(session: Session, where: str) -> Connection:
     """Return the connection on which the session's transaction writes jobs."""
+    connection = _connection_of(session, where)
+    commit_in_two_phases(connection)
+    return connection
+
+
+def executor(session: Any, where: str = "this call") -> Connection:
+    """Return the connection of an operator's session, or the connection that was passed."""
+    if isinstance(session, Connection):
+        return session
+    return _connection_of(sync_session(session, where), where)
+
+
+def in_transaction(session: Any, where: str) -> Connection:
+    """The same for calls that send several statements: refuses autocommit."""
+    connection = executor(session, where)
+    refuse_autocommit(connection, where)
+    commit_in_two_phases(connection)
+    return connection
+
+
+def _connection_of(session: Session, where: str) -> Connection:
     try:
         connection = session.connection(bind_arguments={"mapper": Job})
     except UnboundExecutionError as error:
@@ -44,20 +66,6 @@ def joined(session: Session, where: str) -> Connection:
             f"{where}: this Session writes to {connection.dialect.name}, and jobs live in "
             "PostgreSQL; give a Session on that database, or {Job: engine} among its binds"
         )
-    return connection
-
-
-def executor(session: Any, where: str = "this call") -> Connection:
-    """Return the connection of an operator's session, or the connection that was passed."""
-    if isinstance(session, Connection):
-        return session
-    return joined(sync_session(session, where), where)
-
-
-def in_transaction(session: Any, where: str) -> Connection:
-    """The same for calls that send several statements: refuses autocommit."""
-    connection = executor(session, where)
-    refuse_autocommit(connection, where)
     return connection
 
 

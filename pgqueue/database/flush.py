@@ -12,6 +12,7 @@ from sqlalchemy.orm.interfaces import ORMOption
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import may_notify
 from pgqueue.database.collecting import note_for_batch
+from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository.enqueue import Enqueued, Enqueues, KeyHolder, Placed
 from pgqueue.repository.jobs import Jobs, raising_duplicate
@@ -135,6 +136,7 @@ def _gets_message(job: Job) -> bool:
 def _prepare_insert(_mapper: Any, connection: Connection, job: Job) -> None:
     if _gets_message(job):
         refuse_autocommit(connection, f"task {job.task}: session.add(task.job(...))")
+        commit_in_two_phases(connection)
         job.held_unique_key = None  # set together with the message, also for a copy
 
 

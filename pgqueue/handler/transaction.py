@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from pgqueue import redaction
 from pgqueue.database.async_sessions import joined_session as joined_async_session
 from pgqueue.database.handlers import joined_session, options_of
+from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.database.unit_of_work import TransactionEnded
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import log_fields
@@ -110,6 +111,7 @@ class AttemptTransaction(ABC):
         Raises Stale, CancelWins or TransactionEnded.
         """
         self.end_handler(connection)
+        commit_in_two_phases(connection)
         attempts = Attempts(connection, self.attempt.worker_id)
         return settle_in_transaction(attempts, self.attempt.claimed, outcome, is_kept=self._is_kept)
 

@@ -4,6 +4,7 @@ from sqlalchemy import Engine
 
 from pgqueue.schema.node_numbers import number_by_citus
 from pgqueue.schema.state import SCHEMA_VERSION, read_state, verify, wait_for_other_upgrades
+from pgqueue.schema.two_phase import create_two_phase_table
 
 
 def upgrade_database(engine: Engine) -> None:
@@ -29,3 +30,4 @@ def upgrade_database(engine: Engine) -> None:
             command.upgrade(config, "head")
         verify(connection)
         number_by_citus(connection)
+    create_two_phase_table(engine)

@@ -1,0 +1,35 @@
+"""Commits in two phases on Citus, where a transaction may write rows of several nodes.
+
+Citus does not see what a transaction writes to plain tables, as ours are.  If all else that it
+writes is on one other node, Citus commits there first and here afterwards: a crash of this node in
+between would leave the application's row without its job.  In two phases both are kept or neither.
+"""
+
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine
+
+from pgqueue.repository.two_phase import TABLE_EXISTS, WRITE_NO_ROW
+
+_has_citus: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+
+IN_TWO_PHASES = "pgqueue.in_two_phases"
+"""The name in ``connection.info`` of the transaction that will commit in two phases."""
+
+
+def commit_in_two_phases(connection: Connection) -> None:
+    """Make the transaction commit in two phases, if it writes to other nodes of a Citus cluster.
+
+    Asks the database once for each engine; without Citus, sends nothing else.  A rollback to a
+    savepoint does not undo it.
+    """
+    has_citus = _has_citus.get(connection.engine)
+    if has_citus is None:
+        has_citus = _has_citus[connection.engine] = bool(connection.scalar(TABLE_EXISTS))
+    # All drivers have the attribute autocommit.
+    if not has_citus or getattr(connection.connection.dbapi_connection, "autocommit", False):
+        return
+    transaction = connection.get_transaction()
+    if transaction is None or connection.info.get(IN_TWO_PHASES) is not transaction:
+        connection.execute(WRITE_NO_ROW)
+        connection.info[IN_TWO_PHASES] = connection.get_transaction()
