@@ -1,13 +1,21 @@
-"""How long the pages of the dashboard take, beside many ended and waiting jobs."""
+"""How long the pages and actions of the dashboard take, beside many ended and waiting jobs, and
+how much those who look at them slow down a worker."""
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from subprocess import Popen
+from threading import Event
+from typing import Any
 
 import psycopg
-from werkzeug.test import Client
+import sqlalchemy as sa
+from werkzeug.test import Client, TestResponse
 
 from benchmarks.arena import Arena, Spoiled
 from benchmarks.case import Bench, Finding, Size, case
@@ -15,15 +23,26 @@ from benchmarks.systems import PGQUEUE
 from pgqueue import PgQueue
 from pgqueue.dashboard import RIGHTS, Access
 from pgqueue.repository.error_groups import in_hex
+from pgqueue.repository.queue_minutes import QueueMinutes
+from pgqueue.repository.task_minutes import TaskMinutes
 
-REPEATS = 20
-"""How often each page is asked for in a turn."""
+REPEATS = 30
+"""How often each page is asked for, at most."""
 WEEK = 7 * 24 * 60
 """Minutes."""
 SPENT = 0.02
 """Seconds that each waiting job runs, so that the worker is busy until the end."""
 FINGERPRINT = 7
 LEFT_OUT = "took too long and is left out"
+TOKEN = re.compile(r'name="csrf" value="([^"]+)"')
+LOOKED_AT = ("/", "/jobs")
+"""The page that each viewer has open."""
+REFRESHED_EVERY = 5.0
+"""Seconds: as an open page does it."""
+DRAINED = 50_000
+"""Jobs of one drain, at most."""
+PORTION = 100
+"""Failed jobs that an action on all that match finds."""
 
 # The job with the lowest number is the oldest; all have been enqueued within the last day.  One of
 # a hundred has failed, one of a thousand has a tag.
@@ -39,19 +58,32 @@ ENDED = """
         LATERAL (SELECT now() - interval '1 day' * (1 - number::float / %(ended)s)) AS time (at)
     ORDER BY number
 """
-WAITING = """
+INSERT_WAITING = """
     WITH job AS (
-        INSERT INTO pgqueue.jobs (task, args, run_at)
-        SELECT 'nothing', jsonb_build_object('number', 0, 'seconds', %(seconds)s::float),
-            clock_timestamp() + delay
-        FROM (VALUES (interval '0', %(due)s), (interval '1 day', %(due)s / 10))
-                AS part (delay, jobs),
-            generate_series(1, part.jobs)
+        INSERT INTO pgqueue.jobs (task, args, run_at, priority)
+        %s
         RETURNING id, queue, priority, run_at, task
     )
     INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
     SELECT queue, priority, run_at, id, task FROM job
 """
+WAITING = (
+    INSERT_WAITING
+    % """
+    SELECT 'nothing', jsonb_build_object('number', 0, 'seconds', %(seconds)s::float),
+        clock_timestamp() + delay, 5
+    FROM (VALUES (interval '0', %(due)s), (interval '1 day', %(due)s / 10)) AS part (delay, jobs),
+        generate_series(1, part.jobs)
+"""
+)
+# More urgent than the others, so that a worker drains them first.
+URGENT = (
+    INSERT_WAITING
+    % """
+    SELECT 'nothing', jsonb_build_object('number', number), clock_timestamp(), 0
+    FROM generate_series(%(first)s, %(first)s + %(jobs)s - 1) AS number
+"""
+)
 BESIDE = (
     """
     INSERT INTO pgqueue.dead_letters (job_id, outcome, queue, task, finished_at, fingerprint)
@@ -104,32 +136,37 @@ TABS = ("running", "due", "scheduled", "retrying", "blocked", "failed", "succeed
 
 
 @case(
-    smoke=Size(rows=2_000, jobs=500),
-    usual=Size(rows=1_000_000, jobs=100_000),
-    full=Size(rows=10_000_000, jobs=1_000_000, turns=3),
+    smoke=Size(rows=5_000, jobs=500),
+    usual=Size(rows=1_000_000, jobs=100_000, turns=3),
+    full=Size(rows=10_000_000, jobs=1_000_000, turns=4),
 )
 def pages(bench: Bench, size: Size) -> Finding:
-    """The pages of the dashboard beside ended jobs, a hundredth of them failed, and due jobs, while
-    a worker runs these."""
+    """The pages and actions of the dashboard beside ended jobs, a hundredth of them failed, and due
+    jobs, while a worker runs these and two others look at pages; and drains with and without these
+    two, in turns."""
     finding = Finding()
+    repeats = min(REPEATS, size.rows // 5_000)
+    drained = min(DRAINED, size.jobs // 5)
     with bench.arena(PGQUEUE) as arena:
         fill(arena, size)
-        client, addresses = client_of(arena), addresses_of(arena, size)
+        arena.prepare_starts(size.rows + 1 + 2 * size.turns * drained)
         with arena.workers() as processes:
             arena.wait_for_starts(1, processes)
-            repeats = min(REPEATS, size.rows // 1000)
-            turns = [_turn(client, addresses, repeats) for _ in range(size.turns)]
-            late = [one for one in addresses if LEFT_OUT in client.get(one).text]
-    finding.remarks += ["| page | median, ms | 95th percentile, ms |", "|---|---|---|"]
-    slow = {}
-    for address in addresses:
-        times = [one for turn in turns for one in turn[address]]
-        slow[address] = _percentile(times)
-        median = statistics.median(times)
-        finding.remarks.append(f"| `{address}` | {median:.0f} | {slow[address]:.0f} |")
+            _drain(arena, processes, size, drained, finding)
+            client, addresses = client_of(arena.url), addresses_of(arena, size)
+            with _viewers(arena.url):
+                times, late = _times_of_pages(client, addresses, repeats)
+                times |= _times_of_actions(client, size, repeats)
+    finding.remarks += ["| page or action | median, ms | 95th percentile, ms |", "|---|---|---|"]
+    slow = {name: _percentile(each) for name, each in times.items()}
+    for name in sorted(times, key=lambda name: -slow[name]):
+        median = statistics.median(times[name])
+        finding.remarks.append(f"| `{name}` | {median:.0f} | {slow[name]:.0f} |")
     finding.remarks.append("")
-    finding.bound(finding.add("the slowest page", [max(slow.values())], "ms"), at_most=100)
-    finding.remarks += [f"{one} has left out a part that took too long." for one in late]
+    for what, is_action in (("page", False), ("action", True)):
+        slowest = max(slow[name] for name in times if name.startswith("POST ") is is_action)
+        finding.bound(finding.add(f"the slowest {what}", [slowest], "ms"), at_most=100)
+    finding.remarks += [f"`{one}` has left out a part that took too long." for one in sorted(late)]
     return finding
 
 
@@ -137,22 +174,79 @@ def fill(arena: Arena, size: Size) -> None:
     """One day of ended jobs, a week of statistics, and jobs that wait."""
     given = {"ended": size.rows, "due": size.jobs, "seconds": SPENT}
     given["minutes"] = min(size.rows, WEEK)
-    arena.prepare_starts(1)
     with psycopg.connect(arena.url, autocommit=True) as connection:
         for statement in (ENDED, WAITING, *BESIDE):
             connection.execute(statement.encode(), given)
+    engine = sa.create_engine(arena.url.replace("postgresql:", "postgresql+psycopg:"))
+    for minutes in (TaskMinutes, QueueMinutes):
+        has_more = True
+        while has_more:  # as the workers of this week would have folded them
+            with engine.begin() as session:
+                has_more = minutes(session).prune()
+    engine.dispose()
     arena.calm()
 
 
-def client_of(arena: Arena) -> Client:
+def client_of(url: str) -> Client:
     """Asks for pages as a user who may do everything."""
-    queue = PgQueue(arena.url)
+    queue = PgQueue(url)
 
     @queue.task(name="nothing")
     def nothing(number: int, seconds: float = 0) -> None: ...
 
     access = Access(user="ann", rights=RIGHTS)
     return Client(queue.dashboard(authorize=lambda request: access, secret="of the benchmark").wsgi)
+
+
+@contextmanager
+def _viewers(url: str) -> Iterator[None]:
+    """Two users who have a page open, which refreshes itself."""
+    over = Event()
+
+    def view(address: str) -> None:
+        client = client_of(url)
+        while True:
+            _checked(address, client.get(address))
+            if over.wait(REFRESHED_EVERY):
+                return
+
+    with ThreadPoolExecutor(len(LOOKED_AT)) as threads:
+        views = [threads.submit(view, address) for address in LOOKED_AT]
+        try:
+            yield
+        finally:
+            over.set()
+    for each in views:
+        each.result()
+
+
+def _drain(
+    arena: Arena, processes: Sequence[Popen[bytes]], size: Size, jobs: int, finding: Finding
+) -> None:
+    """Have a worker drain jobs that are more urgent than those that wait, without viewers and with
+    them."""
+    first = size.rows + 1
+
+    def rate() -> float:
+        nonlocal first
+        given = {"first": first, "jobs": jobs}
+        with psycopg.connect(arena.url, autocommit=True) as connection:
+            connection.execute(URGENT.encode(), given)
+        arena.wait_for_starts(jobs, processes, first=first)
+        starts = [arena.starts.of(number)[0] for number in range(first, first + jobs)]
+        first += jobs
+        return jobs / (max(starts) - min(starts))
+
+    alone, watched = list[float](), list[float]()
+    for turn in range(size.turns):
+        for is_watched in (turn % 2 == 0, turn % 2 == 1):
+            if is_watched:
+                with _viewers(arena.url):
+                    watched.append(rate())
+            else:
+                alone.append(rate())
+    ours = finding.add("drain with two viewers", watched, "jobs/s")
+    finding.ratio(ours, finding.add("drain without viewers", alone, "jobs/s"), at_least=0.98)
 
 
 def addresses_of(arena: Arena, size: Size) -> Sequence[str]:
@@ -172,22 +266,59 @@ def addresses_of(arena: Arena, size: Size) -> Sequence[str]:
         *(f"/jobs/{last}/edit", "/tasks/nothing/enqueue"),
         *("/failures", "/failures?span=all", group),
         *("/actions/preview?action=requeue&q=status:failed", "/queues", "/tasks"),
-        *("/tasks?span=week", "/tasks/task1", "/tasks/task1?span=week", "/schedules"),
+        *("/tasks?span=day", "/tasks?span=week", "/tasks/task1", "/tasks/task1?span=week"),
+        "/schedules",
         *("/batches", "/batches/1", "/workers", "/log", "/log/1", "/you"),
     ]
 
 
-def _turn(client: Client, addresses: Sequence[str], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each page, so often, one after the other."""
+def _times_of_pages(
+    client: Client, addresses: Sequence[str], repeats: int
+) -> tuple[dict[str, list[float]], set[str]]:
+    """Milliseconds of each page, so often, one after the other; and the pages that have left out a
+    part."""
     times: dict[str, list[float]] = {address: [] for address in addresses}
+    late = set()
     for _ in range(repeats):
         for address, taken in times.items():
             began = time.perf_counter()
             response = client.get(address)
             taken.append(1000 * (time.perf_counter() - began))
-            if response.status_code != 200:
-                raise Spoiled(f"{address}: {response.status}")
+            _checked(address, response)
+            if LEFT_OUT in response.text:
+                late.add(address)
+    return times, late
+
+
+def _times_of_actions(client: Client, size: Size, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of each action, so often, each time on other jobs."""
+    token = TOKEN.findall(client.get("/you").text)[0]
+    apart = min(100 * PORTION, size.rows // (2 * repeats))
+    times: dict[str, list[float]] = {}
+    for number in range(repeats):
+        one = size.rows - number * 20 * 100  # another group than that of the third action
+        some = f"status:failed after:{number * apart + 1} before:{(number + 1) * apart + 1}"
+        actions: Sequence[tuple[str, str, Mapping[str, Any]]] = (
+            ("one job", "/actions/requeue", {"action": "requeue", "id": one}),
+            (f"{PORTION} that match", "/actions/requeue", {"action": "requeue", "q": some}),
+            ("the newest of a group", f"/failures/{FINGERPRINT}/try", {"task": "nothing"}),
+            ("", "/queues/pause", {"queue": "queue3"}),
+            ("", "/queues/resume", {"queue": "queue3"}),
+            ("", "/tasks/pause", {"task": "task1"}),
+            ("", "/tasks/resume", {"task": "task1"}),
+        )
+        for what, address, form in actions:
+            began = time.perf_counter()
+            response = client.post(address, data={"csrf": token, **form})
+            taken = 1000 * (time.perf_counter() - began)
+            times.setdefault(f"POST {address} {what}".strip(), []).append(taken)
+            _checked(address, response, status=303)
     return times
+
+
+def _checked(address: str, response: TestResponse, *, status: int = 200) -> None:
+    if response.status_code != status:
+        raise Spoiled(f"{address}: {response.status}")
 
 
 def _percentile(times: Sequence[float]) -> float:
