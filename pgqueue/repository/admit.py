@@ -67,6 +67,8 @@ ONE = sa.literal_column("1", sa.Integer)
 JOB_IDS = pg.unnest(array_parameter("job_ids", sa.BigInteger))
 SHOWN_KEYS, SHOWN_HOLDERS = 200, 5
 """How many keys of limits operators see with the jobs that hold their places, and how many jobs."""
+MOST_COUNTED = 1000
+"""Jobs that wait for the same keys are counted up to this number, where all would be too many."""
 
 
 @cache
@@ -410,6 +412,23 @@ def waiting_by_keys() -> sa.Executable:
     return sa.select(keys, count_rows()).group_by(keys)
 
 
+@cache
+def waiting_by_first_keys() -> sa.Executable:
+    """The same of the first keys and up to a number, by probes of keys.  Has a row more than
+    SHOWN_KEYS, and a number above MOST_COUNTED, if there are more."""
+    key = each_in_key(waiting_messages, "limit_keys", name="key")
+    first = sa.select(key).limit(sa.literal_column(str(SHOWN_KEYS + 1))).subquery("first_key")
+    some = (
+        sa.select(ONE)
+        .where(waiting_messages.c.limit_keys == first.c.limit_keys)
+        .limit(sa.literal_column(str(MOST_COUNTED + 1)))
+        .correlate(first)
+        .subquery("some")
+    )
+    counted = sa.select(count_rows().label("jobs")).select_from(some).lateral("counted")
+    return sa.select(first.c.limit_keys, counted.c.jobs).select_from(first.join(counted, sa.true()))
+
+
 def _declared() -> Insert:
     given = document(
         "given",
@@ -714,13 +733,33 @@ class Admissions:
 
     def all(self) -> list[LimitState]:
         """All limits that were declared.  Reads all places and waiting messages."""
+        return self._states(self._waiting())
+
+    def at_a_glance(self) -> tuple[list[LimitState], frozenset[str]]:
+        """All limits that were declared, and those under which more jobs wait than were counted:
+        of the first 200 keys, up to 1,000 of each.  Reads all places."""
+        counts = self._executor.execute(waiting_by_first_keys()).all()
+        more = Counter(
+            name
+            for keys, count in counts
+            for key in keys.split(SEPARATOR)
+            for name in (key, name_of(key))
+            if count > MOST_COUNTED or len(counts) > SHOWN_KEYS
+        )
+        waiting = _by_name((keys, min(count, MOST_COUNTED)) for keys, count in counts)
+        return self._states(waiting), frozenset(more)
+
+    def capacities(self) -> dict[str, int]:
+        """The capacities in force, by limit and key."""
+        return {row.name: row[2] for row in self._executor.execute(all_limits())}
+
+    def _states(self, waiting: Counter[str]) -> list[LimitState]:
         rows = self._executor.execute(all_limits()).all()
         fair = {row.name for row in rows if row.is_fair}
         held: Counter[str] = Counter()
         for key, count in self._executor.execute(held_by_key(), _pause_of(NOTHING_PAUSED)):
             if key not in fair:  # skips second places, under the names of fair limits
                 held.update(dict.fromkeys({key, name_of(key)}, count))
-        waiting = self._waiting()
         return [
             LimitState(name, declared, capacity, is_set, held[name], waiting[name], *kind)
             for name, declared, capacity, is_set, *kind in rows
@@ -769,11 +808,7 @@ class Admissions:
 
     def _waiting(self) -> Counter[str]:
         """How many jobs wait for each limit, by name and by key."""
-        waiting: Counter[str] = Counter()
-        for keys, count in self._executor.execute(waiting_by_keys()):
-            for key in keys.split(SEPARATOR):
-                waiting.update(dict.fromkeys({key, name_of(key)}, count))
-        return waiting
+        return _by_name(row._tuple() for row in self._executor.execute(waiting_by_keys()))
 
     def _places(self, statement: sa.Executable, parameters: dict[str, Any]) -> list[Place]:
         return [
@@ -783,6 +818,15 @@ class Admissions:
 
     def _fetch(self, statement: sa.Executable, parameters: dict[str, Any]) -> Sequence[Any]:
         return fetch(self._executor, statement, parameters)
+
+
+def _by_name(counts: Iterable[tuple[str, int]]) -> Counter[str]:
+    """The sums of what was counted under the same keys, for each limit and each key."""
+    sums: Counter[str] = Counter()
+    for keys, count in counts:
+        for key in keys.split(SEPARATOR):
+            sums.update(dict.fromkeys({key, name_of(key)}, count))
+    return sums
 
 
 def _as_document(limits: Iterable[Limit]) -> dict[str, str]:

@@ -110,6 +110,25 @@ def test_a_limit_shows_the_jobs_that_hold_its_places(holding: PgQueue) -> None:
     assert "accounts 2 at once for each key 1 1 #1 pay" in words
 
 
+def test_many_jobs_that_wait_for_a_limit_are_not_all_counted(
+    holding: PgQueue, engine: Engine
+) -> None:
+    def wait(key: str, jobs: int) -> str:
+        execute(
+            engine,
+            "INSERT INTO pgqueue.waiting_messages (limit_keys, queue, priority, run_at, task,"
+            " target_id) SELECT :key, 'bank', 5, now(), 'pay', n FROM generate_series(1, :jobs)"
+            " AS n",
+            key=key,
+            jobs=jobs,
+        )
+        words: str = Visitor(holding).text("/queues")
+        return words
+
+    assert "for each key 1 5 " in wait("accounts 8", 4)  # one place is held, another job waits
+    assert "for each key 1 1 005+ " in wait("accounts 9", 1001)
+
+
 def test_the_capacity_of_a_limit_is_changed_and_logged(holding: PgQueue, engine: Engine) -> None:
     visitor = Visitor(holding)
     form = visitor.text("/queues?limit=accounts")

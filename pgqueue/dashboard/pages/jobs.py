@@ -133,26 +133,26 @@ def jobs_csv(asked: Asked) -> Download:
         raise Refused("a list of jobs is asked for by a filter, not by an id")
     _check_arguments(asked, which)
     found = _read(asked, asked.session, which, _start(asked), MOST_IN_FILE)
+    return Download("jobs.csv", [_csv(found.rows)])
+
+
+def _csv(rows: list[Row]) -> str:
     columns = [name for name in JobLine._fields if name not in ("status", "last_error")]
-    lines = [_csv_line(["status", *columns, "arguments", "last_error"])]
-    for row in found.rows:
-        values = [getattr(row.line, name) for name in columns]
-        lines.append(_csv_line([row.line.status.value, *values, row.arguments, row.error]))
-    return Download("jobs.csv", lines)
-
-
-def _csv_line(values: list[Any]) -> str:
-    cells = []
-    for value in values:
-        text = (
-            value.isoformat()
-            if isinstance(value, datetime)
-            else str("" if value is None else value)
-        )
-        cells.append(f"'{text}" if text.startswith(FORMULA) else text)
     written = io.StringIO()
-    csv.writer(written).writerow(cells)
+    lines = csv.writer(written)
+    lines.writerow(["status", *columns, "arguments", "last_error"])
+    for row in rows:
+        values = [getattr(row.line, name) for name in columns]
+        cells = [row.line.status.value, *values, row.arguments, row.error]
+        lines.writerow([_cell(value) for value in cells])
     return written.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    text = "" if value is None else str(value)
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def _with_condition(asked: Asked, line: str) -> str:

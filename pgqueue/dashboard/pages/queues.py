@@ -107,6 +107,8 @@ class LimitRow:
     """Whether each value of an argument has the capacity, so that the sum of all is no part of it.
     """
     holders: Sequence[LimitHolder]
+    has_more: bool
+    """Whether more jobs wait than ``state`` says."""
 
     @property
     def limit(self) -> str:
@@ -136,13 +138,15 @@ class LimitRow:
 
 
 def _read_limits(asked: Asked, session: Session) -> list[LimitRow]:
-    holders, own = Admissions(session).holders(), asked.queue.limited.limits
+    admissions, own = Admissions(session), asked.queue.limited.limits
+    holders, (states, more) = admissions.holders(), admissions.at_a_glance()
     found = []
-    for state in asked.queue.limits(session):
+    for state in states:
         fits = [one for one in holders if state.name in (one.key, name_of(one.key))]
         declared = own.get(state.name)
         is_by_key = any(key_in(one.key) for one in fits) if declared is None else bool(declared.by)
-        found.append(LimitRow(state, is_by_key and not key_in(state.name), fits[:MOST_HOLDERS]))
+        is_sum = is_by_key and not key_in(state.name)
+        found.append(LimitRow(state, is_sum, fits[:MOST_HOLDERS], state.name in more))
     return found
 
 
@@ -195,9 +199,10 @@ def _queue(asked: Asked) -> str:
 def set_limit(asked: Asked) -> Done:
     """Set the capacity of a limit or of one of its keys; empty: that of the code."""
     name, key = _limit(asked)
-    capacity, before = asked.posted_whole("capacity"), _capacities(asked)
+    capacity, limits = asked.posted_whole("capacity"), Admissions(asked.session)
+    before = limits.capacities()
     written = asked.queue.set_limit(asked.session, name, capacity, key=key)
-    after = _capacities(asked)
+    after = limits.capacities()
     was, is_now = (known.get(written, known.get(name)) for known in (before, after))
     asked.log("set_limit", {"limit": written}, before={"capacity": was}, after={"capacity": is_now})
     return Done(f"the capacity of {written} is {is_now}", to=asked.back())
@@ -229,11 +234,6 @@ def _limit(asked: Asked, *, needs_key: bool = False) -> tuple[str, Any]:
     except (ValueError, RecursionError):
         value = key
     return name, (None,) if key and value is None else value
-
-
-def _capacities(asked: Asked) -> dict[str, int]:
-    """The capacities in force, by limit and key."""
-    return {one.name: one.capacity for one in asked.queue.limits(asked.session)}
 
 
 ROUTES = [
