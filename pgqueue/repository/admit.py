@@ -67,8 +67,8 @@ ONE = sa.literal_column("1", sa.Integer)
 JOB_IDS = pg.unnest(array_parameter("job_ids", sa.BigInteger))
 SHOWN_KEYS, SHOWN_HOLDERS = 200, 5
 """How many keys of limits operators see with the jobs that hold their places, and how many jobs."""
-MOST_COUNTED = 1000
-"""Jobs that wait for the same keys are counted up to this number, where all would be too many."""
+MOST_OF_KEY, MOST_COUNTED = 1000, 20_000
+"""How many of the jobs that wait for the same keys operators see counted, and how many of all."""
 
 
 @cache
@@ -414,19 +414,24 @@ def waiting_by_keys() -> sa.Executable:
 
 @cache
 def waiting_by_first_keys() -> sa.Executable:
-    """The same of the first keys and up to a number, by probes of keys.  Has a row more than
-    SHOWN_KEYS, and a number above MOST_COUNTED, if there are more."""
+    """The same of the first keys, up to a number for each key and for all.  Counts one more than
+    SHOWN_KEYS, MOST_OF_KEY or MOST_COUNTED if there are more."""
     key = each_in_key(waiting_messages, "limit_keys", name="key")
     first = sa.select(key).limit(sa.literal_column(str(SHOWN_KEYS + 1))).subquery("first_key")
     some = (
         sa.select(ONE)
         .where(waiting_messages.c.limit_keys == first.c.limit_keys)
-        .limit(sa.literal_column(str(MOST_COUNTED + 1)))
-        .correlate(first)
-        .subquery("some")
+        .order_by(*list(waiting_messages.primary_key)[1:])  # or a bitmap of all its jobs is made
+        .limit(sa.literal_column(str(MOST_OF_KEY + 1)))
+        .lateral("some")
     )
-    counted = sa.select(count_rows().label("jobs")).select_from(some).lateral("counted")
-    return sa.select(first.c.limit_keys, counted.c.jobs).select_from(first.join(counted, sa.true()))
+    counted = (
+        sa.select(first.c.limit_keys)
+        .select_from(first.join(some, sa.true()))
+        .limit(sa.literal_column(str(MOST_COUNTED + 1)))
+        .subquery("counted")
+    )
+    return sa.select(counted.c.limit_keys, count_rows()).group_by(counted.c.limit_keys)
 
 
 def _declared() -> Insert:
@@ -735,19 +740,15 @@ class Admissions:
         """All limits that were declared.  Reads all places and waiting messages."""
         return self._states(self._waiting())
 
-    def at_a_glance(self) -> tuple[list[LimitState], frozenset[str]]:
+    def at_a_glance(self) -> tuple[list[LimitState], set[str]]:
         """All limits that were declared, and those under which more jobs wait than were counted:
-        of the first 200 keys, up to 1,000 of each.  Reads all places."""
+        of the first 200 keys, up to 1,000 of each and 20,000 in all.  Reads all places."""
         counts = self._executor.execute(waiting_by_first_keys()).all()
-        more = Counter(
-            name
-            for keys, count in counts
-            for key in keys.split(SEPARATOR)
-            for name in (key, name_of(key))
-            if count > MOST_COUNTED or len(counts) > SHOWN_KEYS
-        )
-        waiting = _by_name((keys, min(count, MOST_COUNTED)) for keys, count in counts)
-        return self._states(waiting), frozenset(more)
+        states = self._states(_by_name((keys, min(count, MOST_OF_KEY)) for keys, count in counts))
+        if len(counts) > SHOWN_KEYS or sum(row[1] for row in counts) > MOST_COUNTED:
+            return states, {state.name for state in states}
+        most = _by_name((keys, 1) for keys, count in counts if count > MOST_OF_KEY)
+        return states, set(most)
 
     def capacities(self) -> dict[str, int]:
         """The capacities in force, by limit and key."""
