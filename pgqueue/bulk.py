@@ -30,7 +30,7 @@ from pgqueue.errors import (
     PgQueueError,
     UnknownTask,
 )
-from pgqueue.filter_line import line_of
+from pgqueue.filter_line import FINGERPRINT, line_of, read_fingerprint
 from pgqueue.models import JobStatus
 from pgqueue.operations import Operations
 from pgqueue.redaction import redacted
@@ -414,6 +414,15 @@ def target_in_words(action: Action, *, show_arguments: bool) -> str:
         for name, value in action.target.items()
     }
     return "; ".join(f"{name} {value}" for name, value in values.items())
+
+
+def error_of(action: Action) -> int | None:
+    """The fingerprint of the error by which an action chooses its jobs."""
+    named = action.target.get("filter", action.target)
+    error = named.get("error") if isinstance(named, dict) else None
+    if isinstance(error, str) and FINGERPRINT.fullmatch(error):
+        return read_fingerprint(error)
+    return error if isinstance(error, int) else None
 
 
 def filter_from(document: Any) -> JobFilter:

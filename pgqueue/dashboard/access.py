@@ -23,6 +23,9 @@ RIGHTS = frozenset(
 )
 """All rights.  ``view`` shows every page without arguments, results and tracebacks."""
 
+ACTIONS = {"requeue": "requeue", "run_now": "requeue", "cancel": "cancel", "kill": "cancel"}
+"""The actions on many jobs, and the right that each needs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:

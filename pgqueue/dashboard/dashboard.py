@@ -44,6 +44,7 @@ from pgqueue.errors import (
     UnknownTask,
 )
 from pgqueue.job_queue import PgQueue
+from pgqueue.repository.failures import MOST_KINDS, FailedGroups
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -202,7 +203,14 @@ class Dashboard:
             response = Response(pieces, content_type=answer.media_type)
             response.headers["Content-Disposition"] = f'attachment; filename="{answer.name}"'
             return response
-        return self._html(asked, answer, now=asked.now)
+        failures = None
+        if not asked.access.is_limited:
+            count = asked.part(
+                "the number of failures", lambda session: FailedGroups(session).number()
+            )
+            if count:
+                failures = f"{MOST_KINDS}+" if count > MOST_KINDS else str(count)
+        return self._html(asked, answer, now=asked.now, failures=failures)
 
     def _refusal(self, asked: Asked, error: Exception) -> Response:
         """The page for a request that was not answered; what it had changed is undone."""
@@ -225,7 +233,10 @@ class Dashboard:
         page = Page("refused.html", title=title, status=status, words=redaction.redacted(words))
         return self._html(asked, page, now=datetime.now(UTC))
 
-    def _html(self, asked: Asked, page: Page, *, now: datetime) -> Response:
+    def _html(
+        self, asked: Asked, page: Page, *, now: datetime, failures: str | None = None
+    ) -> Response:
+        """``failures``: the number beside the page Failures; none is shown if nothing fails."""
         notice = self._tokens.words(asked.request.args.get("message", ""))
         variables = {
             "asked": asked,
@@ -243,6 +254,7 @@ class Dashboard:
             "command": page.command,
             "now": now,
             "left_out": asked.left_out,
+            "failures": failures,
         }
         if taken := variables.keys() & page.variables.keys():
             raise TypeError(f"{page.template} is given {min(taken)}, a variable of every page")

@@ -13,6 +13,8 @@ from sqlalchemy.orm import Session
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import (
     FAILED,
+    array_of,
+    array_parameter,
     clock,
     count_rows,
     dead_letters,
@@ -132,6 +134,17 @@ def groups(*, of_task: bool, lately: bool) -> sa.Executable:
 
 
 @cache
+def types_of_errors() -> sa.Executable:
+    """The types of the errors with these fingerprints."""
+    given = array_parameter("fingerprints", sa.BigInteger)
+    return (
+        sa.select(error_groups.c.fingerprint, error_groups.c.error_type)
+        .where(error_groups.c.fingerprint == sa.any_(given))
+        .distinct()
+    )
+
+
+@cache
 def mute_group() -> sa.Executable:
     span = sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double)
     return (
@@ -239,6 +252,11 @@ class ErrorGroups:
             parameters["seconds"] = since.total_seconds()
         statement = groups(of_task=task is not None, lately=since is not None)
         return [Failures(*row) for row in self._executor.execute(statement, parameters)]
+
+    def types(self, fingerprints: Iterable[int]) -> dict[int, str]:
+        """The types of the errors with these fingerprints, as far as a group is kept."""
+        given = {"fingerprints": array_of(map(str, fingerprints))}
+        return {row[0]: row[1] for row in self._executor.execute(types_of_errors(), given)}
 
     def mute(self, fingerprint: int, task: str, span: timedelta) -> bool:
         """Do not name a group among what needs someone, for this time from now on; whether there

@@ -1,6 +1,9 @@
 """Failed jobs by their error, for a user who may see only some of the jobs."""
 
+import json
+from collections.abc import Iterable
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -12,6 +15,7 @@ from pgqueue.repository.tables import (
     FAILED,
     count_rows,
     dead_letters,
+    document,
     error_groups,
     jobs,
     pg,
@@ -19,6 +23,10 @@ from pgqueue.repository.tables import (
 
 MOST_COUNTED = 1000
 """Jobs of a group that are counted."""
+MOST_KINDS = 99
+"""Kinds of errors that are counted."""
+HOUR, HOURS = 3600.0, 24
+"""The parts of a trend, in seconds, and how many there are."""
 
 
 def failed_groups(
@@ -81,6 +89,7 @@ def failed_groups(
             moment(group.c.last_at),
             group.c.first_version,
             moment(group.c.muted_until),
+            group.c.job_id,
             counted.c.jobs,
             newest.c.id,
             newest.c.last_error,
@@ -102,6 +111,60 @@ def _failed_with(group: sa.FromClause, which: JobFilter) -> sa.Select[Any]:
     )
 
 
+def failed_lately(which: JobFilter) -> sa.Executable:
+    """How many of the newest failed jobs of these groups have failed in each of the last hours.
+
+    ``given``: their fingerprints and tasks.
+    """
+    group = document("given", sa.column("fingerprint", sa.BigInteger), sa.column("task", sa.Text))
+    letter = dead_letters.c
+    newest = (
+        _failed_with(group, which)
+        .with_only_columns(letter.finished_at)
+        .order_by(letter.job_id.desc())
+        .limit(MOST_COUNTED)
+        .correlate(group)
+        .lateral("newest")
+    )
+    age = pg.date_part("epoch", pg.statement_timestamp() - newest.c.finished_at, type_=sa.Double)
+    hour = sa.cast(pg.floor(age / sa.literal(HOUR, sa.Double)), sa.Integer)
+    return (
+        sa.select(group.c.fingerprint, group.c.task, hour, count_rows())
+        .join_from(group, newest, age < sa.literal(HOURS * HOUR, sa.Double))
+        .group_by(group.c.fingerprint, group.c.task, hour)
+    )
+
+
+@cache
+def number_of_groups() -> sa.Executable:
+    """How many groups of the last day are not muted and have failed jobs."""
+    column, letter = error_groups.c, dead_letters.c
+    day: sa.ColumnElement[Any] = sa.literal_column("interval '1 day'")
+    now = pg.statement_timestamp()
+    # A probe for each group; an EXISTS could become a join that reads all dead letters.
+    failed = (
+        sa.select(letter.job_id)
+        .where(
+            letter.fingerprint == column.fingerprint,
+            letter.task == column.task,
+            letter.outcome == FAILED,
+        )
+        .limit(sa.literal_column("1"))
+        .scalar_subquery()
+    )
+    found = (
+        sa.select(column.fingerprint)
+        .where(
+            column.last_at > now - day,
+            sa.func.coalesce(column.muted_until < now, sa.true()),
+            failed.is_not(None),
+        )
+        .limit(sa.literal_column(str(MOST_KINDS + 1)))
+        .subquery("found")
+    )
+    return sa.select(count_rows()).select_from(found)
+
+
 class FailedGroup(NamedTuple):
     """The failed jobs of a task with one kind of error."""
 
@@ -118,6 +181,8 @@ class FailedGroup(NamedTuple):
     last_at: datetime
     first_version: str
     muted_until: datetime | None
+    job_id: int
+    """The job of the last such attempt; it may have been deleted since."""
     jobs: int
     """How many of the jobs that match are failed now; more than MOST_COUNTED are not counted."""
     newest_id: int | None
@@ -145,6 +210,23 @@ class FailedGroups:
         ``is_limited``: leave out groups without such jobs.
         """
         return self._found(which, limit=limit, since=since, of=None, is_limited=is_limited)
+
+    def trends(
+        self, which: JobFilter, groups: Iterable[FailedGroup]
+    ) -> dict[tuple[int, str], list[int]]:
+        """How many jobs of each group have failed in each hour of the last day, of the newest
+        MOST_COUNTED; by fingerprint and task."""
+        found = {(one.fingerprint, one.task): [0] * HOURS for one in groups}
+        given = [{"fingerprint": fingerprint, "task": task} for fingerprint, task in found]
+        rows = self._executor.execute(failed_lately(which), {"given": json.dumps(given)})
+        for fingerprint, task, hour, failed in rows:
+            found[fingerprint, task][HOURS - 1 - max(hour, 0)] += failed
+        return found
+
+    def number(self) -> int:
+        """How many kinds of errors of the last day are not muted and have failed jobs, up to
+        MOST_KINDS."""
+        return int(self._executor.execute(number_of_groups()).scalar_one())
 
     def one(
         self, which: JobFilter, fingerprint: int, task: str, *, is_limited: bool

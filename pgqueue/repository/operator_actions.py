@@ -35,6 +35,16 @@ KEPT = timedelta(days=90)
 MOST_IDS = 20
 """Changed jobs that a row names."""
 
+KNOWN_ACTIONS = (
+    *("requeue", "cancel", "kill", "run_now", "change", "enqueue"),
+    *("pause_queue", "resume_queue", "pause_task", "resume_task", "pause_key", "resume_key"),
+    "set_limit",
+    *("pause_schedule", "resume_schedule", "trigger_schedule", "remove_schedule"),
+    "quiet",
+    "mute_error",
+)
+"""The actions that this version writes."""
+
 ID = sa.bindparam("action_id", type_=sa.BigInteger)
 
 

@@ -47,6 +47,7 @@ def test_a_batch_shows_its_progress_its_failed_jobs_and_its_callback(queue: PgQu
     assert "Unfinished 3" in open_batch
     assert "import" in listed
     assert "3 of 3" in listed
+    assert "meter full" not in visitor.get("/batches").text, "it is no warning that a batch ends"
     assert "no such host" in ended
     assert "Failed 1" in ended
     assert re.search(r"Callback job \d+", ended)

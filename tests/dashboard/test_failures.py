@@ -11,6 +11,8 @@ from visitor import Visitor, words_of
 from chaos.interleavings.logical_workers import execute
 from pgqueue import ErrorGroup, JobStatus
 from pgqueue.dashboard import RIGHTS
+from pgqueue.repository.failures import FailedGroups
+from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.operator_actions import OperatorActions
 
 
@@ -35,6 +37,41 @@ def test_errors_of_one_kind_are_one_line(shop: Shop) -> None:
 
     assert "ConnectionError : no mail server for ada send 3 " in words
     assert "Try one Requeue…" in words
+
+
+def test_an_error_has_its_failures_by_the_hour(shop: Shop) -> None:
+    ids = shop.fail(4)
+    execute(
+        shop.engine,
+        "UPDATE pgqueue.dead_letters SET finished_at = finished_at - interval '150 min'"
+        " WHERE job_id = :id",
+        id=ids[0],
+    )
+    execute(
+        shop.engine,
+        "UPDATE pgqueue.dead_letters SET finished_at = finished_at - interval '25 h'"
+        " WHERE job_id = :id",
+        id=ids[1],
+    )
+    with shop.queue.session() as session:
+        rows = FailedGroups(session)
+        [trend] = rows.trends(
+            JobFilter(), rows.newest(JobFilter(), limit=9, is_limited=False)
+        ).values()
+
+    assert (trend[-3], trend[-1], sum(trend)) == (1, 2, 3)
+    assert "jobs that have failed in each hour" in Visitor(shop.queue).get("/failures").text
+
+
+def test_the_traceback_stays_when_all_jobs_are_requeued(shop: Shop) -> None:
+    shop.fail()
+    address = page_of(shop)
+    ann = Visitor(shop.queue)
+    ann.post("/actions/requeue", {"action": "requeue", "q": "status:failed"})
+
+    assert "in send" in ann.text(address)
+    execute(shop.engine, "DELETE FROM pgqueue.jobs")
+    assert "There is none: the job of the last attempt is deleted" in ann.text(address)
 
 
 def test_errors_older_than_the_span_are_left_out(shop: Shop) -> None:
@@ -142,6 +179,20 @@ def test_an_error_is_muted_for_a_day_and_unmuted(shop: Shop) -> None:
         "send",
     )
     assert ann.post(address, {"task": "other"}).status_code == 404
+
+
+def test_each_page_has_the_number_of_errors(shop: Shop) -> None:
+    [id] = shop.fail()
+    ann = Visitor(shop.queue)
+    assert "Failures 1 Jobs" in ann.text("/you")
+    assert "Failures Jobs" in Visitor(shop.queue, queues={"mail"}).text("/you")
+
+    ann.post(f"/failures/{shop.fingerprint}/mute", {"task": "send", "hours": 24})
+    assert "Failures Jobs" in ann.text("/you")
+
+    ann.post(f"/failures/{shop.fingerprint}/mute", {"task": "send", "hours": 0})
+    ann.post(f"/jobs/{id}/requeue")
+    assert "Failures Jobs" in ann.text("/you")
 
 
 def muted_until(shop: Shop) -> list[datetime | None]:

@@ -228,8 +228,11 @@ def test_a_secret_is_in_no_response(queue: PgQueue, engine: Engine) -> None:
 
 def test_the_code_for_a_test_leaves_secrets_out(queue: PgQueue) -> None:
     queue.tasks["pay"].delay(CANARY, "of the note", Address("Elm", 7))
+    queue.tasks["pay"].delay("it's-secret", 'say "hello" to it\'s-secret', Address("Elm", 7))
 
     words = Visitor(queue).text("/jobs/1")
+
+    assert "pay.enqueue( session, card=..., note=..., address=" in Visitor(queue).text("/jobs/2")
 
     code = "pay.enqueue( session, card=..., note='of the note', address=Address(street='Elm', numb"
     assert code in words
@@ -250,6 +253,15 @@ def test_the_batch_the_schedule_and_the_follow_up_of_a_job_are_named(queue: PgQu
     assert "Batch letters 1" in words
     assert "Schedule nightly" in words
     assert "If it fails tell" in words
+
+
+def test_what_is_to_come_has_not_happened(queue: PgQueue) -> None:
+    scheduled(queue)
+
+    page = Visitor(queue).text("/jobs/1")
+
+    happened = page.partition("What has happened")[2].partition("Arguments")[0]
+    assert ("enqueued" in happened, " due " in happened) == (True, False)
 
 
 def test_a_button_changes_one_job_and_logs_it(queue: PgQueue, engine: Engine) -> None:

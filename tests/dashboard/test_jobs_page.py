@@ -93,6 +93,12 @@ def test_pages_follow_each_other(queue: PgQueue) -> None:
     assert Visitor(queue).get("/jobs?before=x").status_code == 400
 
 
+def test_a_task_that_the_application_does_not_have_is_said(queue: PgQueue) -> None:
+    words = Visitor(queue).text("/jobs?q=task:sned")
+
+    assert "This application has no task sned. Is the name misspelt?" in words
+
+
 def test_a_search_that_stops_says_how_far_it_has_come(
     queue: PgQueue, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

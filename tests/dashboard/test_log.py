@@ -1,5 +1,7 @@
 """The log of operators as pages."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +10,11 @@ from visitor import SECRET, Visitor
 
 from pgqueue import PgQueue
 from pgqueue.bulk import document_of
+from pgqueue.repository.error_groups import ErrorGroups, in_hex
 from pgqueue.repository.listing import JobFilter
-from pgqueue.repository.operator_actions import Action, OperatorActions
+from pgqueue.repository.operator_actions import KNOWN_ACTIONS, Action, OperatorActions
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -32,8 +37,39 @@ def test_the_newest_come_first_and_are_chosen(queue: PgQueue) -> None:
     assert words.index("bob requeue status:failed 4 211") < words.index("ann pause queue")
     assert "ann pause queue queue mail calm" in words
     assert "requeue status:" not in ann.text("/log?actor=ann")
-    assert "pause queue" not in ann.text("/log?action=requeue")
+    assert "queue mail" not in ann.text("/log?action=requeue")
     assert "No action" in ann.text("/log?unfinished=yes")
+
+
+def test_the_actions_to_choose_from_are_those_of_the_manual(queue: PgQueue) -> None:
+    manual = (ROOT / "docs/how-to/operators-log.md").read_text("utf-8")
+    [row] = [line for line in manual.splitlines() if line.startswith("| `action`")]
+
+    page = Visitor(queue).get("/log?action=of_later_code").text
+
+    choices = re.findall(r'<option value="(\w+)"', page.partition('name="action"')[2])
+    assert {*re.findall(r"`(\w+)`", row)} - {"action"} == {*KNOWN_ACTIONS}
+    assert {*choices} - {"no", "yes"} == {*KNOWN_ACTIONS, "of_later_code"}
+
+
+def test_how_it_was_done_is_in_words_and_an_error_has_its_name(queue: PgQueue) -> None:
+    spread = {"spread_s": 1200.0, "of": 4211}
+    by_error = {"filter": {"statuses": ["failed"], "error": 7}}
+    add(queue, "ann", "requeue", target=by_error, options=spread)
+    add(queue, "ann", "mute_error", target={"error": in_hex(7), "task": "send"})
+    with queue.session() as session, session.begin():
+        row = {"fingerprint": 7, "task": "send", "error_type": "SMTPError", "place": "send"}
+        row |= {"attempts": 1, "at": 1e9, "job_id": 1, "message": ""}
+        ErrorGroups(session).add([row], version="")
+    ann = Visitor(queue)
+
+    assert ann.text("/log").count("(SMTPError)") == 2
+    entry = ann.text("/log/1")
+    assert "error:0000000000000007 (SMTPError)" in entry
+    assert "Options 4 211 jobs spread over 20 min" in entry.replace("\u2009", " ")
+    assert "error:0000000000000007 (SMTPError)" in ann.text(
+        "/actions/preview?q=error:0000000000000007"
+    )
 
 
 def test_older_ones_are_on_the_next_page(queue: PgQueue) -> None:

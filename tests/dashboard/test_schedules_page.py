@@ -59,7 +59,7 @@ def test_a_schedule_is_run_paused_and_resumed_and_each_is_logged(
     assert f"enqueued job {job.id} of schedule daily" in visitor.text(run.location)
     assert "daily paused" in paused
     assert [(one.action, one.target, one.jobs) for one in stored(engine, OperatorAction)] == [
-        ("run_schedule", {"schedule": "daily"}, 1),
+        ("trigger_schedule", {"schedule": "daily"}, 1),
         ("pause_schedule", {"schedule": "daily"}, 0),
         ("resume_schedule", {"schedule": "daily"}, 0),
     ]

@@ -11,6 +11,8 @@ from datetime import timedelta
 
 from pgqueue import bulk
 from pgqueue.bulk import Result
+from pgqueue.dashboard.access import ACTIONS
+from pgqueue.dashboard.pages.log import entry, errors_of
 from pgqueue.dashboard.routing import Answer, Asked, Done, Page, Refused, Route
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import LONGEST, parse
@@ -21,17 +23,13 @@ LONGEST_WORK = 2.0
 """Seconds that a request works on an action."""
 LONGEST_SPREAD = 7 * 24 * 60
 """Minutes."""
-SHOWN = 5
-"""Of the jobs that a request has skipped, how many are named with the reason."""
 
-RIGHTS = {"requeue": "requeue", "run_now": "requeue", "cancel": "cancel", "kill": "cancel"}
-"""The right that each action needs."""
 DONE = {"requeue": "requeued", "run_now": "due now", "cancel": "cancelled", "kill": "cancelled"}
 
 
 def preview_action(asked: Asked) -> Page:
     """What an action on all jobs that match would do."""
-    action = asked.one_of("action", RIGHTS, "requeue")
+    action = asked.one_of("action", ACTIONS, "requeue")
     line = asked.text("q", longest=LONGEST)
     which = _filter(asked, line)
     bulk.narrowed(which, action)
@@ -42,9 +40,10 @@ def preview_action(asked: Asked) -> Page:
         command=_command(action, line),
         action=action,
         verb=_words(action),
-        endpoint=f"act_{RIGHTS[action]}",
-        is_allowed=asked.may(RIGHTS[action]),
+        endpoint=f"act_{ACTIONS[action]}",
+        is_allowed=asked.may(ACTIONS[action]),
         line=line,
+        error=errors_of(asked, [which.error]).get(which.error),
         found=found,
         most=bulk.MOST_COUNTED,
     )
@@ -65,8 +64,8 @@ def _act(asked: Asked, right: str) -> Answer:
     if going := asked.posted_whole("go_on"):
         return _work(asked, _interrupted(asked, going, right))
     action = asked.posted("action")
-    if RIGHTS.get(action) != right:
-        raise Refused(f"action is {action!r}; give one of {', '.join(RIGHTS)}")
+    if ACTIONS.get(action) != right:
+        raise Refused(f"action is {action!r}; give one of {', '.join(ACTIONS)}")
     if line := asked.posted("q", longest=LONGEST):
         return _work(asked, _begin(asked, action, _filter(asked, line)))
     ids = asked.ids()
@@ -129,7 +128,7 @@ def _interrupted(asked: Asked, id: int, right: str) -> Action:
         found = OperatorActions(session).one(id)
     if found is None or (asked.access.is_limited and found.actor != asked.access.user):
         raise Refused(f"there is no action {id}", 404)
-    if RIGHTS.get(found.action) != right:
+    if ACTIONS.get(found.action) != right:
         raise Refused(f"action {id} is {found.action}, which needs another right", 403)
     _check_scope(asked, found)
     if not bulk.is_resumable(found):
@@ -155,33 +154,17 @@ def _work(asked: Asked, action: Action) -> Answer:
         action = moved
         left += [result for result in results if not result.is_changed]
         if time.monotonic() >= until:
-            return _progress(asked, action, left)
+            return entry(asked, action, is_working=True, left=left)
     if "HX-Request" in asked.request.headers:  # the form has sent itself: no other page
         with asked.transaction(read_only=True) as session:
-            moved = OperatorActions(session).one(action.id or 0) or action
-            return _progress(asked, moved, left)
+            action = OperatorActions(session).one(action.id or 0) or action
+        return entry(asked, action, is_working=True, left=left)
     words = f"{action.jobs:,} jobs {DONE[action.action]}"
     if action.skipped:
         words += f", {action.skipped:,} skipped"
     if left:
         words += f", such as {left[0]}"
     return Done(words, to=asked.url("log_entry", action_id=action.id))
-
-
-def _progress(asked: Asked, action: Action, left: Sequence[Result]) -> Page:
-    """How far an action has come, with the form that goes on.
-
-    ``left``: the jobs that this request has skipped.
-    """
-    return Page(
-        "log_entry.html",
-        title=f"{_words(action.action).capitalize()} all that match",
-        action=action,
-        target=bulk.target_in_words(action, show_arguments=asked.may("view_arguments")),
-        endpoint=f"act_{RIGHTS[action.action]}",
-        is_working=True,
-        left=left[:SHOWN],
-    )
 
 
 def _filter(asked: Asked, line: str) -> JobFilter:

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.pages.actions import change
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.errors import JobNotFound
 from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
 from pgqueue.repository.error_groups import ErrorGroups, in_hex
@@ -41,11 +42,15 @@ def failures(asked: Asked) -> Page:
             which, limit=MOST_GROUPS, since=SPANS[span], is_limited=is_limited
         ),
     )
+    trends = groups and asked.part(
+        "the trend of each error", lambda session: FailedGroups(session).trends(which, groups)
+    )
     return Page(
         "failures.html",
         title="Failures",
         command="pgqueue failures" + ("" if SPANS[span] is None else f" --since {span}"),
         groups=groups,
+        trends=trends or {},
         span=span,
         spans=SPANS,
         most=MOST_COUNTED,
@@ -128,16 +133,23 @@ def _tried(asked: Asked) -> JobLine | None:
 
 
 def _traceback(asked: Asked, group: FailedGroup) -> str | None:
-    """Of the newest failed job; None if there is none, or without the right to see it."""
+    """Of the newest failed job, or else of the last that has failed so; None if it is deleted, or
+    without the right to see it."""
     job_id = group.newest_id
+    if job_id is None and not asked.access.is_limited:
+        job_id = group.job_id
     if job_id is None or not asked.may("view_results"):
         return None
-    job = asked.part("the traceback", lambda session: Listing(session).job(job_id))
+    try:
+        job = asked.part("the traceback", lambda session: Listing(session).job(job_id))
+    except JobNotFound:
+        return None
     if job is None:
         return None
     task = asked.queue.tasks.get(job.columns["task"])
     shown = masked(without_values(job) if task is None else job, task)
-    return shown.past_attempts[-1].traceback if shown.past_attempts else None
+    of_group = (one for one in shown.past_attempts[::-1] if one.error_type == group.error_type)
+    return next((one.traceback for one in of_group), None)
 
 
 def _chart(session: Session, task: str) -> dict[str, Any]:

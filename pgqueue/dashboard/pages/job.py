@@ -82,7 +82,8 @@ def job(asked: Asked, job_id: int) -> Page:
     """Everything about one job."""
     stored, task = known(asked, job_id)
     found = shown(asked, stored, task)
-    row, events = found.columns, trail(found)
+    row = found.columns
+    events = [event for event in trail(found) if event.at <= found.read_at]
     return Page(
         "job.html",
         title=f"{row['task']} #{job_id}",
@@ -221,16 +222,18 @@ def _cut(text: str) -> str:
 
 
 def _as_test(job: JobDetails, task: Task[..., Any] | None) -> str | None:
-    """The call that enqueues the same job, for a test; secrets are left out."""
+    """The call that enqueues the same job, for a test; secrets are left out, and so are arguments
+    that quote one."""
     if task is None:
         return None
     try:
         arguments = task.payload.decode(job.columns["args"])
     except Exception:  # a constructor is the application's code
         return None
-    secret = task.settings.secret_args
+    by_name = task.payload.under_new_names
+    stored, seen = by_name(job.columns["args"]), by_name(masked(job, task).columns["args"])
     given = [
-        f"{name}=..." if name in secret else f"{name}={value!r}"
+        f"{name}={value!r}" if stored.get(name) == seen.get(name) else f"{name}=..."
         for name, value in arguments.items()
     ]
     lines = "".join(f"    {one},\n" for one in given)
@@ -239,7 +242,7 @@ def _as_test(job: JobDetails, task: Task[..., Any] | None) -> str | None:
         f"from {task.function.__module__} import {function}\n\n"
         f"{function}.enqueue(\n    session,\n{lines})"
     )
-    return _cut(redacted(code, secrets_of(job, task)))
+    return _cut(redacted(code, secrets_of(job, task)))  # of a repr that quotes more than is stored
 
 
 ROUTES = [

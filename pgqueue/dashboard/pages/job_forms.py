@@ -217,7 +217,7 @@ def _log_change(
         after["arguments"] = sorted(given)
     before["status"] = job.status
     job_id = row["id"]
-    action = "requeue" if job.status in DEAD else "edit"
+    action = "requeue" if job.status in DEAD else "change"
     asked.log(action, {"job": job_id}, job_ids=[job_id], before=before, after=after)
 
 

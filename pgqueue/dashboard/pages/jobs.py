@@ -120,6 +120,7 @@ def _page(asked: Asked, which: JobFilter, line: str, *, error: str = "") -> Page
         start=start,
         next_start=None if next_start is None else words_of(next_start),
         conditions=CONDITIONS,
+        unknown_task="" if which.task in (None, *asked.queue.tasks) else which.task,
         requeues=bool(statuses & DEAD),
         cancels=bool(statuses.intersection(UNFINISHED)),
         shows_arguments=asked.may("view_arguments"),

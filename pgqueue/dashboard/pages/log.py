@@ -1,13 +1,21 @@
 """The log of operators: who has done what, to how many jobs, and what is not finished."""
 
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from pgqueue import bulk
-from pgqueue.dashboard.pages.actions import RIGHTS
+from pgqueue.bulk import Result
+from pgqueue.dashboard.access import ACTIONS
+from pgqueue.dashboard.rendering import number, span, visible
 from pgqueue.dashboard.routing import Asked, Page, Refused, Route
-from pgqueue.repository.operator_actions import Action, OperatorActions
+from pgqueue.repository.error_groups import ErrorGroups
+from pgqueue.repository.operator_actions import KNOWN_ACTIONS, Action, OperatorActions
 
 ON_A_PAGE = 50
+SHOWN = 5
+"""Of the jobs that a request has skipped, how many are named with the reason."""
 
 
 def log(asked: Asked) -> Page:
@@ -35,9 +43,19 @@ def log(asked: Asked) -> Page:
         older=shown[-1].id if shown and has_more else None,
         actor=actor,
         action=action,
+        actions_known=[
+            ("", "all"),
+            *(
+                (one, visible(one.replace("_", " ")))
+                for one in sorted({*KNOWN_ACTIONS, action})
+                if one
+            ),
+        ],
         is_unfinished=unfinished,
         is_limited=asked.access.is_limited,
         target_in_words=partial(_target, asked),
+        errors=errors_of(asked, map(bulk.error_of, shown or ())),
+        error_of=bulk.error_of,
         endpoint_of=lambda action: _endpoint(asked, action),
     )
 
@@ -47,16 +65,50 @@ def log_entry(asked: Asked, action_id: int) -> Page:
     action = OperatorActions(asked.session).one(action_id)
     if action is None or (asked.access.is_limited and action.actor != asked.access.user):
         raise Refused(f"there is no action {action_id}; actions are kept for 90 days", 404)
+    return entry(asked, action)
+
+
+def entry(
+    asked: Asked, action: Action, *, is_working: bool = False, left: Sequence[Result] = ()
+) -> Page:
+    """The page of an action.
+
+    ``is_working``: this request has done a part of it, and the page goes on by itself.  ``left``:
+    the jobs that the request has skipped.
+    """
     return Page(
         "log_entry.html",
-        title=f"{action.action.replace('_', ' ').capitalize()}, action {action_id}",
-        command=f"pgqueue log --before {action_id + 1} --limit 1",
+        title=f"{action.action.replace('_', ' ').capitalize()}, action {action.id}",
+        command=f"pgqueue log --before {(action.id or 0) + 1} --limit 1",
         action=action,
         target=_target(asked, action),
+        error=errors_of(asked, [bulk.error_of(action)]).get(bulk.error_of(action)),
+        options=options_in_words(action),
         endpoint=_endpoint(asked, action),
-        is_working=False,
-        left=(),
+        is_working=is_working,
+        left=left[:SHOWN],
     )
+
+
+def options_in_words(action: Action) -> str:
+    """How an action was done."""
+    options, words = dict(action.options), []
+    seconds, of = options.pop("spread_s", None), options.pop("of", None)
+    if isinstance(seconds, int | float) and isinstance(of, int):
+        words.append(f"{number(of)} jobs spread over {span(timedelta(seconds=seconds))}")
+    for name, value in options.items():
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        words.append(f"{name.replace('_', ' ')}: {text}")
+    return "; ".join(words)
+
+
+def errors_of(asked: Asked, fingerprints: Iterable[int | None]) -> Mapping[Any, str]:
+    """The types of errors, by which filters choose jobs."""
+    wanted = {one for one in fingerprints if one is not None}
+    if not wanted:
+        return {}
+    found = asked.part("the errors", lambda session: ErrorGroups(session).types(wanted))
+    return found or {}
 
 
 def _target(asked: Asked, action: Action) -> str:
@@ -65,7 +117,7 @@ def _target(asked: Asked, action: Action) -> str:
 
 def _endpoint(asked: Asked, action: Action) -> str | None:
     """Where the user can go on with an action; None if it is finished, or without the right."""
-    right = RIGHTS.get(action.action)
+    right = ACTIONS.get(action.action)
     if action.finished_at is not None or right is None or not asked.may(right):
         return None
     return f"act_{right}" if bulk.is_resumable(action) else None

@@ -56,7 +56,7 @@ def run_schedule(asked: Asked) -> Done:
     """Enqueue a job of a schedule now; its next tick stays where it is."""
     name = _name(asked)
     job_id = asked.queue.schedules.trigger(asked.session, name)
-    asked.log("run_schedule", {"schedule": name}, job_ids=[job_id])
+    asked.log("trigger_schedule", {"schedule": name}, job_ids=[job_id])
     return Done(f"enqueued job {job_id} of schedule {name}", to=asked.back())
 
 
