@@ -5,19 +5,29 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
 from werkzeug.test import Client
 
+from chaos.interleavings.logical_workers import enqueue_many, execute
+from chaos.workers import wait_until
 from pgqueue import PgQueue
 from pgqueue.cli import main
 from pgqueue.dashboard import Dashboard, serving
+from pgqueue.repository.operator_actions import OperatorActions
 
 APP = """
 import os
@@ -30,19 +40,34 @@ def basic(user: str, password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
+@dataclass(frozen=True)
+class Served:
+    """A dashboard in a process of its own."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+    def text(self, path: str, form: dict[str, str] | None = None) -> str:
+        """A page, or the answer to a form, as the operator gets it."""
+        data = None if form is None else urlencode(form).encode()
+        request = Request(self.address + path, data, basic("operator", "open sesame"))
+        with urlopen(request, timeout=60) as response:
+            return str(response.read().decode())
+
+
 @contextmanager
-def served(folder: Path, url: str, *options: str) -> Iterator[str]:
-    """The address of a dashboard in a process of its own, stopped by Ctrl-C."""
+def served(folder: Path, url: str) -> Iterator[Served]:
+    """A dashboard, stopped by Ctrl-C."""
     (folder / "shop_app.py").write_text(APP)
     command = [sys.executable, "-m", "pgqueue", "--app", "shop_app:queue", "dashboard", "--port=0"]
     environment = {"SHOP_URL": url, "PGQUEUE_DASHBOARD_PASSWORD": "open sesame", "PATH": ""}
     process = subprocess.Popen(
-        [*command, *options], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
-        yield re.search(r"http://\S+", line)[0]  # type: ignore[index]
+        yield Served(re.search(r"http://\S+", line)[0], process)  # type: ignore[index]
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
@@ -56,12 +81,78 @@ def status_of(address: str, headers: dict[str, str]) -> int:
         return error.code
 
 
+TOKEN = re.compile(r'name="csrf" value="([^"]+)"')
+WAIT_IN_THE_MIDDLE = """
+CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS
+$$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END $$;
+CREATE TRIGGER wait BEFORE UPDATE ON pgqueue.jobs
+FOR EACH ROW WHEN (OLD.id = {id}) EXECUTE FUNCTION public.wait()
+"""
+
+
+@pytest.mark.journey
+def test_a_server_that_is_killed_in_an_action_loses_nothing_and_doubles_nothing(
+    tmp_path: Path, database_url: str, engine: Engine
+) -> None:
+    with Session(engine) as session:
+        ids = enqueue_many(session, 250)
+        PgQueue(engine).cancel_where(session, queue="default")
+        session.execute(text(WAIT_IN_THE_MIDDLE.format(id=ids[149])))
+        session.commit()
+    form = {"action": "requeue", "q": "status:cancelled"}
+
+    with served(tmp_path, database_url) as first, Session(engine) as session:
+        session.execute(text("SELECT pg_advisory_xact_lock(7)"))
+        form["csrf"] = TOKEN.search(first.text("you"))[1]  # type: ignore[index]
+        asked = threading.Thread(target=ignore_errors, args=(first.text, "actions/requeue", form))
+        asked.start()
+        # The second portion waits for this transaction, or has waited for too long already.
+        wait_until(lambda: is_any_waiting(engine) or not asked.is_alive())
+        first.process.kill()
+        asked.join(60)
+    wait_until(lambda: not is_any_waiting(engine))
+    execute(engine, "DROP FUNCTION public.wait CASCADE")
+    with served(tmp_path, database_url) as second:
+        page = second.text("log?unfinished=yes")
+        stopped = count(engine)
+        go_on = re.search(r'name="go_on" value="(\d+)"', page)[1]  # type: ignore[index]
+        form = {"csrf": TOKEN.search(page)[1], "go_on": go_on}  # type: ignore[index]
+        while go_on in re.findall(r'name="go_on" value="(\d+)"', second.text("log")):
+            second.text("actions/requeue", form)
+
+    with Session(engine) as session:
+        [action] = OperatorActions(session).newest(limit=9)
+        assert PgQueue(engine).check(session) == []
+    assert stopped == 100
+    assert (action.jobs, action.skipped, count(engine)) == (250, 0, 250)
+    assert action.cursor == ids[-1]
+
+
+def ignore_errors(ask: Callable[..., str], *words: Any) -> None:
+    with suppress(OSError, HTTPException):
+        ask(*words)
+
+
+def is_any_waiting(engine: Engine) -> bool:
+    """Whether a server process waits for a lock."""
+    waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with engine.connect() as connection:
+        return bool(connection.scalar(text(waits)))
+
+
+def count(engine: Engine) -> int:
+    """The messages, each of another job."""
+    messages = "SELECT count(DISTINCT target_id) FROM pgqueue.message_queue"
+    with engine.connect() as connection:
+        return int(connection.scalar(text(messages)) or 0)
+
+
 def test_the_command_serves_pages_to_who_knows_the_password(
     tmp_path: Path, database_url: str
 ) -> None:
-    with served(tmp_path, database_url) as address:
-        assert status_of(address + "you", {}) == 401
-        assert status_of(address + "you", basic("operator", "open sesame")) == 200
+    with served(tmp_path, database_url) as server:
+        assert status_of(server.address + "you", {}) == 401
+        assert "You are operator" in server.text("you")
 
 
 @pytest.mark.parametrize(
