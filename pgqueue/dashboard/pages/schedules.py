@@ -76,7 +76,7 @@ def resume_schedule(asked: Asked) -> Done:
 
 def _name(asked: Asked) -> str:
     if asked.access.is_limited:
-        raise Refused("schedules are of no queue, and you may see only some of the jobs", 403)
+        raise Refused("a schedule may have jobs of other queues and tags than yours; nothing was changed", 403)
     return asked.posted("schedule")
 
 
