@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import cast
 
 import sqlalchemy as sa
 
@@ -36,7 +37,8 @@ def test_a_worker_and_a_dashboard_have_rights_on_each_table() -> None:
 
 def test_what_is_on_record_about_a_job_is_deleted_with_it() -> None:
     gone = sa.delete(jobs).returning(jobs.c.id).cte("gone")
-    deleted = {cte.element.table.name for cte in deleted_records(gone)}
+    statements = [cast(sa.Delete, cte.element) for cte in deleted_records(gone)]
+    deleted = {cast(sa.Table, statement.table).name for statement in statements}
     with_job = {table.name for table in Base.metadata.tables.values() if "job_id" in table.c}
     assert deleted == with_job - KEEP_THEIR_ROWS
     assert all("DELETE" in WORKER[table] for table in deleted)

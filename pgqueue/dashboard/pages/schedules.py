@@ -76,7 +76,9 @@ def resume_schedule(asked: Asked) -> Done:
 
 def _name(asked: Asked) -> str:
     if asked.access.is_limited:
-        raise Refused("a schedule may have jobs of other queues and tags than yours; nothing was changed", 403)
+        raise Refused(
+            "a schedule may have jobs of other queues and tags than yours; nothing was changed", 403
+        )
     return asked.posted("schedule")
 
 
