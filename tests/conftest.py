@@ -99,6 +99,18 @@ def database_url(server_url: str, template_url: str) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def statements(template_url: str) -> Engine:
+    """Its dialect and compiled statements are those of all tests' engines.
+
+    Each dialect has its own compiled statements, and to compile them takes more than to run them.
+    """
+    engine = create_engine(template_url, poolclass=NullPool, query_cache_size=10_000)
+    with engine.connect():
+        pass  # the dialect reads the properties of the server
+    return engine
+
+
 @pytest.fixture
 def node_urls(server_url: str, template_url: str) -> Iterator[list[str]]:
     """Three databases with pgqueue's tables, as nodes that have no numbers yet."""
@@ -108,9 +120,13 @@ def node_urls(server_url: str, template_url: str) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    """An engine on a database with pgqueue's tables."""
+def engine(database_url: str, statements: Engine) -> Iterator[Engine]:
+    """An engine on a database with pgqueue's tables.
+
+    A listener for an event of its dialect would hear of all tests: make another engine for it.
+    """
     engine = create_engine(database_url)
+    engine.dialect, engine._compiled_cache = statements.dialect, statements._compiled_cache
     yield engine
     engine.dispose()
 

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from pgqueue.database.opening import worker_engine
+from pgqueue.database.opening import with_own_pool, worker_engine
 from pgqueue.repository.transactions import set_local
 
 MOST_CONNECTIONS = 2
@@ -37,8 +37,7 @@ class BoundedTransactions:
     """At most two transactions at once, on connections of their own."""
 
     def __init__(self, engine: Engine) -> None:
-        on_psycopg = worker_engine(engine)
-        self._own = Engine(on_psycopg.pool.recreate(), on_psycopg.dialect, on_psycopg.url)
+        self._own = with_own_pool(worker_engine(engine))
         self._free = BoundedSemaphore(MOST_CONNECTIONS)
 
     @contextmanager

@@ -78,6 +78,17 @@ def connection_parameters(engine: Engine) -> dict[str, Any]:
         return {each.keyword.decode(): each.val.decode() for each in options if each.val}
 
 
+def with_own_pool(engine: Engine) -> Engine:
+    """An engine that connects in the same way, with a pool of its own and no listeners.
+
+    It shares the compiled statements: to compile those of a worker again for each of its
+    connections takes as long as a short run.
+    """
+    private = Engine(engine.pool.recreate(), engine.dialect, engine.url)
+    private._compiled_cache = engine._compiled_cache
+    return private
+
+
 @contextmanager
 def own_connection(
     engine: Engine,
@@ -96,10 +107,9 @@ def own_connection(
         # in the same pool; in another pool they would use a half-initialized dialect.
         with engine.connect() as connection:
             connection.detach()  # otherwise it would stay in the pool
-    # From a pool of its own: handlers that hold all connections of the application's pool must
-    # not keep a worker from its heartbeat.
-    private = Engine(engine.pool.recreate(), engine.dialect, engine.url)
-    with private.connect() as connection:
+    # Handlers that hold all connections of the application's pool must not keep a worker from its
+    # heartbeat.
+    with with_own_pool(engine).connect() as connection:
         connection.execution_options(isolation_level=isolation_level)
         connection.detach()
         name = name_of_connection(driver_connection(connection), purpose)

@@ -70,7 +70,8 @@ def test_it_is_taken_when_nobody_looks(engine: Engine, monkeypatch: pytest.Monke
         monkeypatch.undo()
 
 
-def test_whoever_handles_errors_hears_of_that_of_an_enqueue(engine: Engine) -> None:
+def test_whoever_handles_errors_hears_of_that_of_an_enqueue(database_url: str) -> None:
+    queue.bind(engine := create_engine(database_url))
     with engine.begin() as connection:
         connection.execute(text(f"ALTER TABLE {SCHEMA}.jobs ADD CHECK (task <> 'tests.number')"))
     heard: list[str] = []
@@ -79,6 +80,7 @@ def test_whoever_handles_errors_hears_of_that_of_an_enqueue(engine: Engine) -> N
     with pytest.raises(DBAPIError):
         number.delay(1)
 
+    engine.dispose()
     assert len(heard) == 1
 
 
