@@ -7,10 +7,12 @@ import stat
 import warnings
 from contextlib import ExitStack
 from threading import Barrier
+from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, make_url, text
+from sqlalchemy import Engine, NullPool, create_engine, literal, make_url, select, text
+from sqlalchemy.engine.interfaces import CacheStats
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chaos.interleavings.logical_workers import run_together
@@ -48,6 +50,18 @@ def test_a_worker_and_its_application_may_connect_first_at_the_same_moment(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is missing")
+def test_it_does_not_compile_what_another_has_compiled(database_url: str) -> None:
+    engine = create_engine(database_url)
+    hits = []
+    for _ in range(2):
+        with own_connection(engine, {}) as connection:
+            context: Any = connection.execute(select(literal(1))).context
+            hits.append(context.cache_hit)
+    engine.dispose()
+
+    assert hits == [CacheStats.CACHE_MISS, CacheStats.CACHE_HIT]
+
+
 def test_a_forked_child_has_no_socket_of_it_and_the_parent_keeps_its_own(
     engine: Engine,
 ) -> None:
