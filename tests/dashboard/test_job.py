@@ -48,9 +48,6 @@ def queue(engine: Engine) -> PgQueue:
     def call(ctx: JobContext) -> None:
         ctx.progress(3, 10, MARKUP)
 
-    @queue.task(name="fork", executor="process")
-    def fork() -> None: ...
-
     return queue
 
 
@@ -114,7 +111,10 @@ def test_the_page_says_the_state_and_what_can_be_done(
 def test_a_running_job_refreshes_its_state_and_an_ended_one_does_not(
     queue: PgQueue, engine: Engine, worker: LogicalWorker
 ) -> None:
-    queue.tasks["fork"].delay()
+    @queue.task(name="fork", executor="process")
+    def fork() -> None: ...
+
+    fork.delay()
     with engine.begin() as connection:
         connection.execute(text("UPDATE pgqueue.message_queue SET task = 'tests.task'"))
     worker.claim()

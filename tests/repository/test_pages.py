@@ -220,7 +220,11 @@ class TestPagesOfSucceededJobs:
 class TestSearches:
     @pytest.mark.parametrize(
         "which",
-        [JobFilter(task="rare"), replace(SUCCEEDED, queue="bulk"), replace(PENDING, tag="vip")],
+        [
+            JobFilter(task="rare", after=ENDED - 10 * WINDOW),
+            replace(SUCCEEDED, queue="bulk", after=2 * ENDED),
+            replace(PENDING, tag="vip", after=2 * ENDED),
+        ],
         ids=str,
     )
     def test_that_stop_go_on_where_they_have_stopped(
