@@ -42,7 +42,7 @@ URL = "postgresql://app:hunter2@n1/shop"
         (URL, ArgumentsError, "nodes is a str; give a list of the URLs"),
         ({URL}, ArgumentsError, "nodes is a set; give a list"),
         ([], OptionError, "nodes has 0 URLs; give 1 to 1023"),
-        ([f"{URL}{n}" for n in range(32)], OptionError, "nodes has 32 URLs"),
+        ([f"{URL}{n}" for n in range(1024)], OptionError, "nodes has 1024 URLs"),
         ([URL, URL.replace("app", "other")], OptionError, "nodes has n1:5432/shop twice"),
         ([URL, 7], ArgumentsError, "number 2 of nodes is a int; give a URL"),
         (["app:hunter2@n1"], ArgumentsError, "number 1 of nodes is no URL"),
