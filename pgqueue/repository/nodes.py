@@ -1,6 +1,6 @@
 """Nodes: the number of a database among several, which is in the ids of its jobs.
 
-The ids of a node begin at ``number << 43``.  The catalog has the number, as the START of the
+The ids of a node begin at ``number << 48``.  The catalog has the number, as the START of the
 sequence behind the ids: every role may read it, and no table is needed.
 """
 
@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 from pgqueue.errors import JobNotFound
 from pgqueue.models import SCHEMA
 
-BITS = 43
+BITS = 48
 """Of an id, those below the number of its node."""
-HIGHEST_NUMBER = 1023
+HIGHEST_NUMBER = 31
 """All ids are smaller than 2**53, and exact in JavaScript."""
 
 

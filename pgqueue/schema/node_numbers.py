@@ -16,7 +16,7 @@ def number_by_citus(connection: Connection) -> None:
 
 
 def set_number(connection: Connection, number: int) -> None:
-    """Let new ids begin at ``number << 43``, unless they are beyond it; those given stay.
+    """Let new ids begin at ``number << 48``, unless they are beyond it; those given stay.
 
     Waits for transactions that have enqueued, and enqueues wait for the end of this one.
     """

@@ -69,7 +69,7 @@ def test_the_jobs_of_one_node_are_listed_by_a_part_of_its_name(queue: PgQueue) -
 
     [node] = found["nodes"]
     assert node["node"] == second.name
-    assert {int(job["id"]) >> 43 for job in node["jobs"]} == {2}
+    assert {int(job["id"]) >> 48 for job in node["jobs"]} == {2}
 
 
 @pytest.mark.parametrize("words", ["status", "failures", "jobs", "upgrade", "doctor"])
