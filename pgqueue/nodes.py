@@ -27,7 +27,7 @@ class Node:
     url: URL
     """On psycopg.  Its ``repr`` hides the password."""
     number: int | None = None
-    """The number of the node in the ids of its jobs, ``id >> 48``.  None for a node of a list,
+    """The number of the node in the ids of its jobs, ``id >> 44``.  None for a node of a list,
     because only its database knows it; see :meth:`asked`."""
 
     @property

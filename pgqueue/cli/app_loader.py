@@ -68,7 +68,7 @@ class CliState:
         if self.queue is not None or (self.url is None and self.app is not None):
             return self.application()
         if url := self.url or self.url_of_environment:
-            return PgQueue(_on_postgres(url))
+            return PgQueue(_on_postgres(url), nodes="citus")  # asked only by --nodes
         raise click.UsageError(
             "Which database? Say --url postgresql://user@host/database or --app module:queue"
         )

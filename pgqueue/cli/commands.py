@@ -2,7 +2,6 @@
 
 import io
 import sys
-import traceback
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ from click.core import ParameterSource
 from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.dashboard import dashboard
 from pgqueue.cli.doctor import doctor
-from pgqueue.cli.error_words import words_for
+from pgqueue.cli.error_words import show_traceback, words_for
 from pgqueue.cli.jobs import enqueue, jobs
 from pgqueue.cli.lists import batches, failures, health, limits, log, stats, status, workers
 from pgqueue.cli.options import APP, URL, verbose_option
@@ -19,8 +18,6 @@ from pgqueue.cli.pauses import pause, resume, set_limit
 from pgqueue.cli.tables import grant, prune, revision, revoke, upgrade
 from pgqueue.cli.verbs import cancel, change, quiet, requeue, run_now, schedules
 from pgqueue.cli.working import worker
-from pgqueue.redaction import redacted
-from pgqueue.terminal import harmless
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -54,20 +51,14 @@ class ErrorHandlingGroup(click.Group):
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)
         except click.ClickException as error:
-            _show_traceback(error, given)
+            show_traceback(error, given)
             raise
         except Exception as error:
             words = words_for(error)
             if words is None:
                 raise  # a bug of ours, whose report needs the traceback, or an exit code
-            _show_traceback(error, given)
+            show_traceback(error, given)
             raise click.ClickException(words) from error
-
-
-def _show_traceback(error: Exception, given: CliState) -> None:
-    if given.is_verbose:
-        lines = "".join(traceback.format_exception(error))
-        click.echo(harmless(redacted(lines)), err=True)
 
 
 @click.group(cls=ErrorHandlingGroup, context_settings=SETTINGS, epilog=EXIT_CODES)

@@ -1,11 +1,15 @@
-"""The words of a command for an error that its user can fix."""
+"""What a command prints of an error."""
+
+import traceback
 
 import click
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from pgqueue.checks import shown
+from pgqueue.cli.app_loader import CliState
 from pgqueue.errors import PgQueueError
-from pgqueue.terminal import one_line
+from pgqueue.redaction import redacted
+from pgqueue.terminal import harmless, one_line
 from pgqueue.worker.outage import MORE_CONNECTIONS, is_crowded
 
 
@@ -28,3 +32,10 @@ def words_for(error: Exception) -> str | None:
         case PgQueueError() | OSError():
             return one_line(error)
     return None
+
+
+def show_traceback(error: Exception, given: CliState) -> None:
+    """Print the traceback on stderr, if -v asks for it."""
+    if given.is_verbose:
+        lines = "".join(traceback.format_exception(error))
+        click.echo(harmless(redacted(lines)), err=True)

@@ -12,7 +12,7 @@ import click
 from click.exceptions import Exit
 
 from pgqueue.cli.app_loader import CliState
-from pgqueue.cli.error_words import words_for
+from pgqueue.cli.error_words import show_traceback, words_for
 from pgqueue.job_queue import PgQueue
 from pgqueue.nodes import Node
 from pgqueue.terminal import harmless, print_json
@@ -35,9 +35,7 @@ def chosen_nodes(queue: PgQueue, words: str) -> list[Node]:
     """The nodes that --nodes names; raises UsageError."""
     nodes = queue.nodes
     if not nodes:
-        raise click.UsageError(
-            "--nodes needs an app whose PgQueue knows its nodes: PgQueue(nodes=[...])"
-        )
+        raise click.UsageError("--nodes needs the nodes: in the app, PgQueue(nodes=[...])")
     if words == ALL:
         return nodes
     return list(dict.fromkeys(_named(word.strip(), nodes) for word in words.split(",")))
@@ -77,14 +75,15 @@ def on_nodes(summary: Summary | None = None) -> Callable[[Any], Any]:
                     return command(state, **options)
 
             ends = {
-                node: _ended(node.name, partial(run_on, node), as_json=as_json)
+                node: _ended(node.name, partial(run_on, node), state, as_json=as_json)
                 for node in chosen_nodes(queue, nodes)
             }
             ended = {node: end.value for node, end in ends.items() if end.error is None}
             codes = [end.code for end in ends.values()]
             together = _End()
             if summary is not None and ended:
-                together = _ended("All nodes", partial(summary, ended, as_json), as_json=as_json)
+                add_up = partial(summary, ended, as_json)
+                together = _ended("All nodes", add_up, state, as_json=as_json)
             if as_json:
                 each = [{"node": node.name, **end.document} for node, end in ends.items()]
                 print_json({**together.document, "nodes": each})
@@ -106,7 +105,7 @@ class _End:
     error: str | None = None
 
 
-def _ended(heading: str, run: Callable[[], Any], *, as_json: bool) -> _End:
+def _ended(heading: str, run: Callable[[], Any], given: CliState, *, as_json: bool) -> _End:
     """Run a command under a heading, or with what it prints kept as a document."""
     if not as_json:
         click.secho(heading, bold=True)
@@ -122,6 +121,7 @@ def _ended(heading: str, run: Callable[[], Any], *, as_json: bool) -> _End:
         words = words_for(error)
         if words is None:
             raise
+        show_traceback(error, given)
         click.echo(harmless(f"Error: {heading}: {words}"), err=True)
         return _End(document={"error": words}, code=1, error=words)
     finally:

@@ -1,6 +1,6 @@
 """Nodes: the number of a database among several, which is in the ids of its jobs.
 
-The ids of a node begin at ``number << 48``.  The catalog has the number, as the START of the
+The ids of a node begin at ``number << 44``.  The catalog has the number, as the START of the
 sequence behind the ids: every role may read it, and no table is needed.
 """
 
@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 from pgqueue.errors import JobNotFound
 from pgqueue.models import SCHEMA
 
-BITS = 48
-"""Of an id, those below the number of its node."""
-HIGHEST_NUMBER = 31
+BITS = 44
+"""Of an id, those below the number of its node: room for 11 years of 50,000 ids a second."""
+HIGHEST_NUMBER = 511
 """All ids are smaller than 2**53, and exact in JavaScript."""
 
 

@@ -7,6 +7,12 @@ from pgqueue.models.base import SCHEMA
 from pgqueue.repository.nodes import BITS, HIGHEST_NUMBER, read_number
 from pgqueue.schema import citus
 
+_LOWER_GROUP = (
+    "on Citus, a crash of the coordinator skips 32 numbers: remove the node, run "
+    "setval('pg_catalog.pg_dist_groupid_seq', the highest groupid of pg_dist_node) on the "
+    "coordinator, and add the node again"
+)
+
 
 def number_by_citus(connection: Connection) -> None:
     """Give a node of Citus the number of its group; does nothing elsewhere."""
@@ -16,15 +22,14 @@ def number_by_citus(connection: Connection) -> None:
 
 
 def set_number(connection: Connection, number: int) -> None:
-    """Let new ids begin at ``number << 48``, unless they are beyond it; those given stay.
+    """Let new ids begin at ``number << 44``, unless they are beyond it; those given stay.
 
     Waits for transactions that have enqueued, and enqueues wait for the end of this one.
     """
     if number > HIGHEST_NUMBER:
         raise SchemaError(
             f"this node would have the number {number}, and {HIGHEST_NUMBER} is the highest whose "
-            "ids are smaller than 2**53: remove nodes, or on Citus set up a cluster whose groups "
-            "have lower numbers"
+            f"ids are smaller than 2**53; {_LOWER_GROUP}"
         )
     if read_number(connection) == number:
         return

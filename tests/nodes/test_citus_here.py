@@ -6,11 +6,13 @@
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hosts import host_revision
 from some_nodes import DOWN, put_citus
 from sqlalchemy import Engine, event, text
 
-from pgqueue import PgQueue, PgQueueError, SchemaError
+from pgqueue import Node, PgQueue, PgQueueError, SchemaError
+from pgqueue.cli import main
 from pgqueue.repository.nodes import read_number
 from pgqueue.schema import SCHEMA_VERSION, upgrade, upgrade_database, verify
 from pgqueue.testing.databases import as_text
@@ -42,6 +44,15 @@ def test_a_coordinator_without_an_address_is_a_node_too(engine: Engine) -> None:
     assert nodes[0].url == engine.url
 
 
+def test_a_command_needs_only_the_url_of_one_node(engine: Engine, database_url: str) -> None:
+    put_citus(engine, 0)
+
+    ended = CliRunner().invoke(main, ["--url", database_url, "upgrade", "--nodes", "all"])
+
+    assert ended.exit_code == 0
+    assert ended.stdout.startswith(Node(engine.url).name)
+
+
 def test_without_citus_its_nodes_are_refused_with_the_way_out(engine: Engine) -> None:
     with pytest.raises(PgQueueError, match=r"no Citus.*give PgQueue\(nodes="):
         PgQueue(engine, nodes="citus").nodes  # asks the database
@@ -61,9 +72,9 @@ def test_the_number_is_that_of_the_group_also_in_a_list(
 
 
 def test_a_group_whose_ids_javascript_cannot_read_is_refused(empty_engine: Engine) -> None:
-    put_citus(empty_engine, 32)
+    put_citus(empty_engine, 512)
 
-    with pytest.raises(SchemaError, match="number 32, and 31 is the highest"):
+    with pytest.raises(SchemaError, match=r"number 512, and 511 is the highest.*setval"):
         upgrade_database(empty_engine)
 
 

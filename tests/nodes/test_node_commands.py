@@ -69,7 +69,7 @@ def test_the_jobs_of_one_node_are_listed_by_a_part_of_its_name(queue: PgQueue) -
 
     [node] = found["nodes"]
     assert node["node"] == second.name
-    assert {int(job["id"]) >> 48 for job in node["jobs"]} == {2}
+    assert {int(job["id"]) >> 44 for job in node["jobs"]} == {2}
 
 
 @pytest.mark.parametrize("words", ["status", "failures", "jobs", "upgrade", "doctor"])
@@ -100,7 +100,7 @@ def test_the_document_names_a_node_that_is_down(queue: PgQueue) -> None:
     [
         (["postgresql://n1/a", "postgresql://n2/a"], "n3", "n3 is a part of 0 names; the nodes"),
         (["postgresql://n1/a", "postgresql://n2/a"], "a", "a is a part of 2 names; the nodes"),
-        (None, "all", "--nodes needs an app whose PgQueue knows its nodes"),
+        (None, "all", "--nodes needs the nodes: in the app, PgQueue(nodes=[...])"),
     ],
 )
 def test_words_that_name_no_node_are_refused(

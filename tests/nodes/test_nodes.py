@@ -41,8 +41,8 @@ URL = "postgresql://app:hunter2@n1/shop"
     [
         (URL, ArgumentsError, "nodes is a str; give a list of the URLs"),
         ({URL}, ArgumentsError, "nodes is a set; give a list"),
-        ([], OptionError, "nodes has 0 URLs; give 1 to 31"),
-        ([f"{URL}{n}" for n in range(32)], OptionError, "nodes has 32 URLs"),
+        ([], OptionError, "nodes has 0 URLs; give 1 to 511"),
+        ([f"{URL}{n}" for n in range(512)], OptionError, "nodes has 512 URLs"),
         ([URL, URL.replace("app", "other")], OptionError, "nodes has n1:5432/shop twice"),
         ([URL, 7], ArgumentsError, "number 2 of nodes is a int; give a URL"),
         (["app:hunter2@n1"], ArgumentsError, "number 1 of nodes is no URL"),
@@ -90,10 +90,10 @@ def test_ids_of_jobs_and_messages_name_their_node(node_urls: list[str]) -> None:
     add = queue.task(name="add")(lambda: None)
     for number, node in enumerate(queue.nodes, 1):
         with queue.bound_to(node.url):
-            assert add.delay().id == (number << 48) + 1
+            assert add.delay().id == (number << 44) + 1
             with queue.session() as session:
                 [message] = session.scalars(select(MessageQueue)).all()
-            assert message.id >> 48 == number
+            assert message.id >> 44 == number
             assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
 
 
@@ -104,7 +104,7 @@ def test_jobs_from_before_the_number_stay_and_run(node_urls: list[str]) -> None:
 
     queue.upgrade()
 
-    assert (before, add.delay().id) == (1, (1 << 48) + 1)
+    assert (before, add.delay().id) == (1, (1 << 44) + 1)
     assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 2}
     queue.engine.dispose()
 
@@ -167,7 +167,7 @@ def test_an_operation_on_the_wrong_node_names_the_right_one(node_urls: list[str]
             with pytest.raises(JobNotFound, match=re.escape(words)):
                 operation()
         with pytest.raises(JobNotFound, match="never committed, or has been deleted"):
-            queue.cancel(session, (2 << 48) + 7)
+            queue.cancel(session, (2 << 44) + 7)
     with queue.bound_to(one.url), queue.session() as session, session.begin():
         queue.cancel(session, job_id)
         assert session.get_one(Job, job_id).status is JobStatus.CANCELLED
@@ -195,12 +195,12 @@ def test_a_flask_application_works_on_the_node_to_which_its_queue_is_bound(
     note = queue.task(name="note")(lambda: None)
     with closing_engines(kiosk_app(queue, node_urls[0])) as app, app.app_context():
         with queue.bound_to(queue.nodes[1].url):
-            assert note.delay().id >> 48 == 2
-            assert note.enqueue(db.session).id >> 48 == 2
+            assert note.delay().id >> 44 == 2
+            assert note.enqueue(db.session).id >> 44 == 2
             db.session.rollback()
             assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
 
-        assert note.delay().id >> 48 == 1
+        assert note.delay().id >> 44 == 1
 
 
 @pytest.mark.journey
@@ -224,6 +224,6 @@ def test_a_node_that_was_stopped_goes_on_where_it_was(
         assert f"Error: {node.name}: No connection" in down.stderr
         assert command(queue, "status", "--nodes", "all").returncode == 0
         with queue.bound_to(node.url):
-            assert add.delay().id >> 48 == job_id >> 48 == 2
+            assert add.delay().id >> 44 == job_id >> 44 == 2
             assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 2}
         queue.engine.dispose()
