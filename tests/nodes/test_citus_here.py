@@ -58,17 +58,18 @@ def test_without_citus_its_nodes_are_refused_with_the_way_out(engine: Engine) ->
         PgQueue(engine, nodes="citus").nodes  # asks the database
 
 
+@pytest.mark.parametrize("group", [0, 5])
 @pytest.mark.parametrize("is_in_list", [False, True])
 def test_the_number_is_that_of_the_group_also_in_a_list(
-    empty_engine: Engine, is_in_list: bool
+    empty_engine: Engine, group: int, is_in_list: bool
 ) -> None:
-    put_citus(empty_engine, 5)
+    put_citus(empty_engine, group)
     nodes = [DOWN, as_text(empty_engine.url)] if is_in_list else "citus"
 
     PgQueue(empty_engine, nodes=nodes).upgrade()
 
     with empty_engine.connect() as connection:
-        assert read_number(connection) == 5
+        assert read_number(connection) == group
 
 
 def test_a_group_whose_ids_javascript_cannot_read_is_refused(empty_engine: Engine) -> None:
