@@ -5,23 +5,34 @@ and ``bin/initdb``, such as ``/usr/lib/postgresql/15``.  The tests make a cluste
 these programs, and nothing of it stays.  Without ``CITUS_HOME`` they are skipped.
 """
 
+import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from datetime import timedelta
+from itertools import count
 from pathlib import Path
+from queue import Empty, Queue
+from typing import Any, Self
 
 import pytest
-from citus_cluster import Cluster, Node
+from citus_cluster import HOST, Cluster, Node
 from conftest import directory_for_server
-from sqlalchemy import text
+from hosts import host_revision
+from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
+from worker_rig import running
 
-from chaos.workers import wait_until
-from pgqueue import PgQueue
+from chaos.workers import PATIENCE, wait_until
+from pgqueue import PgQueue, Retry, Task, Worker, schema
+from pgqueue.database.opening import backend_pid
+from pgqueue.repository.nodes import BITS
 from pgqueue.repository.two_phase import TABLE
+from pgqueue.schema import SCHEMA_VERSION, upgrade_database, verify
+from pgqueue.schema.citus import distributed_tables
 
 pytestmark = [
     pytest.mark.citus,
@@ -30,6 +41,7 @@ pytestmark = [
     ),
 ]
 
+DONE = text("UPDATE orders SET done = done + 1 WHERE tenant = :tenant AND id = :id RETURNING id")
 INSERT = text("INSERT INTO orders (tenant, id) VALUES (:tenant, :id)")
 
 
@@ -43,54 +55,92 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def commit_and_kill(here: Node, there: Node, tenant: int, order: int) -> tuple[int, int]:
-    """Commit an order of the other node with its job here, and kill this node inside of COMMIT.
+Ready = Callable[[int], None]
+"""Called with the process id of the server when all is written; returns when it is to commit."""
 
-    Returns how many orders and how many jobs there are when the cluster has recovered.
-    """
-    queue = PgQueue(here.url)
-    task = queue.task(name="fulfil")(fulfil)
-    with queue.session() as session, there.connect() as watching:
-        pid = session.scalar(text("SELECT pg_backend_pid()"))
-        task.enqueue(session, order)
+
+def in_session(queue: PgQueue, tenant: int, order: int, ready: Ready) -> None:
+    with queue.session() as session:
+        queue.tasks["fulfil"].enqueue(session, order)
         session.execute(INSERT, {"tenant": tenant, "id": order})
-        [(remote,)] = watching.execute(
-            "SELECT pid FROM pg_stat_activity"
-            " WHERE application_name LIKE 'citus_internal%' AND state = 'idle in transaction'"
-        ).fetchall()
-        os.kill(remote, signal.SIGSTOP)
-        committing = threading.Thread(target=_commit, args=[session])
-        committing.start()
-        try:
-            wait_until(lambda: here.is_committing(pid), what="the other node is told to commit")
-            here.kill()
-        finally:
-            os.kill(remote, signal.SIGCONT)
-            committing.join()
-    here.start()
-    ended = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {remote}"
-    wait_until(lambda: there.scalar(ended) == 0, what="the other node has noticed the kill")
-    prepared = "SELECT count(*) FROM pg_prepared_xacts"
-    wait_until(lambda: there.scalar(prepared) == 0, what="prepared transactions are recovered")
-    orders = there.scalar(f"SELECT count(*) FROM orders WHERE tenant = {tenant} AND id = {order}")
-    jobs = here.scalar(f"SELECT count(*) FROM pgqueue.jobs WHERE args ->> 'order' = '{order}'")
-    return orders, jobs
+        ready(session.scalar(PID))
+        session.commit()
+
+
+def in_async_session(queue: PgQueue, tenant: int, order: int, ready: Ready) -> None:
+    async def write() -> None:
+        async with queue.async_session() as session:
+            await queue.tasks["fulfil"].enqueue_async(session, order)
+            await session.execute(INSERT, {"tenant": tenant, "id": order})
+            ready(await session.scalar(PID))
+            await session.commit()
+
+    asyncio.run(write())
+
+
+PID = text("SELECT pg_backend_pid()")
 
 
 def fulfil(order: int) -> None: ...
 
 
-def _commit(session: Session) -> None:
-    with suppress(DBAPIError):  # the server is killed
-        session.commit()
+def commit_and_kill(here: Node, there: Node, write: Callable[[Ready], None]) -> None:
+    """Write rows on both nodes, and kill this node when the other has been told to commit."""
+    pids: Queue[int] = Queue()
+    commits = threading.Event()
+
+    def ready(pid: int) -> None:
+        pids.put(pid)
+        commits.wait(PATIENCE)
+
+    def run() -> None:
+        with suppress(DBAPIError):  # the server is killed
+            write(ready)
+
+    writing = threading.Thread(target=run)
+    writing.start()
+    try:
+        pid = pids.get(timeout=PATIENCE)
+        [(remote,)] = there.execute(
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE application_name LIKE 'citus_internal%' AND state = 'idle in transaction'"
+        )
+        os.kill(remote, signal.SIGSTOP)
+        commits.set()
+        try:
+            wait_until(lambda: here.is_committing(pid), what="the other node is told to commit")
+            here.kill()
+        finally:
+            os.kill(remote, signal.SIGCONT)
+    finally:
+        commits.set()
+        writing.join()
+    here.start()
+    ended = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {remote}"
+    wait_until(lambda: there.scalar(ended) == 0, what="the other node has noticed the kill")
+    prepared = "SELECT count(*) FROM pg_prepared_xacts"
+    wait_until(lambda: there.scalar(prepared) == 0, what="prepared transactions are recovered")
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["coordinator", "worker"])
+def orders_and_jobs(here: Node, order: int) -> tuple[int, int]:
+    return (
+        here.scalar(f"SELECT count(*) FROM orders WHERE id = {order}"),
+        here.scalar(f"SELECT count(*) FROM pgqueue.jobs WHERE args ->> 'order' = '{order}'"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "way"),
+    [(0, in_session), (1, in_session), (1, in_async_session)],
+    ids=["coordinator", "worker", "async"],
+)
 def test_a_node_that_dies_inside_of_commit_keeps_neither_order_nor_job(
-    cluster: Cluster, place: int
+    cluster: Cluster, place: int, way: Callable[[PgQueue, int, int, Ready], None]
 ) -> None:
-    here, there = cluster.nodes[place], cluster.workers[1]
-    assert commit_and_kill(here, there, cluster.tenant_on(there), 1 + place) == (0, 0)
+    here, there, order = cluster.nodes[place], cluster.workers[1], new_order()
+    queue, tenant = queue_at(here), cluster.tenant_on(there)
+    commit_and_kill(here, there, lambda ready: way(queue, tenant, order, ready))
+    assert orders_and_jobs(here, order) == (0, 0)
 
 
 def test_without_the_table_of_two_phases_the_order_is_kept_and_its_job_is_lost(
@@ -98,8 +148,194 @@ def test_without_the_table_of_two_phases_the_order_is_kept_and_its_job_is_lost(
 ) -> None:
     """What the table is for: without it the same moment separates them."""
     cluster.coordinator.execute(f"DROP TABLE {TABLE}")
-    here, there = cluster.workers
+    [here, there], order = cluster.workers, new_order()
+    queue, tenant = queue_at(here), cluster.tenant_on(there)
     try:
-        assert commit_and_kill(here, there, cluster.tenant_on(there), 7) == (1, 0)
+        commit_and_kill(here, there, lambda ready: in_session(queue, tenant, order, ready))
+        assert orders_and_jobs(here, order) == (1, 0)
     finally:
         cluster.upgrade()
+
+
+def test_a_node_that_dies_inside_of_a_handlers_commit_keeps_nothing_of_the_attempt(
+    cluster: Cluster,
+) -> None:
+    [here, there], order = cluster.workers, new_order()
+    tenant, waiting = cluster.tenant_on(there), Queue[Ready]()
+    queue = PgQueue(here.url)
+    written: set[int] = set()
+
+    @queue.task(name="order", max_attempts=100, retry=Retry.constant(timedelta(milliseconds=100)))
+    def write_order(session: Session, order: int) -> None:
+        session.execute(INSERT, {"tenant": tenant, "id": order})
+        written.add(session.scalars(PID).one())
+
+    # Not inside the handler: its savepoint is released on the other node too.
+    @event.listens_for(queue.engine, "commit")
+    def wait(connection: Connection) -> None:
+        pid = backend_pid(connection)
+        if pid in written:
+            with suppress(Empty):
+                waiting.get_nowait()(pid)
+
+    job_id = write_order.delay(order).id
+    with running(Worker(queue)):
+        commit_and_kill(here, there, waiting.put)
+        # An order of the first attempt would refuse that of the next.
+        wait_until(lambda: here.outcome(job_id) == "succeeded", what="the job runs again")
+    assert orders_and_jobs(here, order) == (1, 1)
+
+
+class Load:
+    """Orders with jobs from all nodes, each for a tenant of any node, and workers that fulfil
+    them."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+        self.ended = threading.Event()
+        self.committed = [0] * len(nodes)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for place, node in enumerate(self.nodes):
+                queue = PgQueue(node.url)
+                task = self.task_of(queue)
+                stack.enter_context(running(Worker(queue, concurrency=4)))
+                enqueuer = threading.Thread(target=self.enqueue, args=[queue, task, place])
+                enqueuer.start()
+                stack.callback(enqueuer.join)
+            stack.callback(self.ended.set)
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self.stack:
+            self.ended.set()
+            if kind is None:
+                wait_until(self.is_done, what="all jobs have ended, and nothing is prepared")
+
+    def task_of(self, queue: PgQueue) -> Task[..., Any]:
+        @queue.task(name="fulfil", max_attempts=1000, retry=Retry.constant(timedelta(seconds=0.2)))
+        def fulfil(session: Session, tenant: int, order: int) -> None:
+            done = (
+                "UPDATE orders SET done = done + 1 WHERE tenant = :tenant AND id = :id RETURNING id"
+            )
+            # The row of another node may be visible a moment later than the job.
+            session.execute(text(done), {"tenant": tenant, "id": order}).one()
+
+        return fulfil
+
+    def enqueue(self, queue: PgQueue, task: Task[..., Any], place: int) -> None:
+        for number in count(1):
+            if self.ended.is_set():
+                return
+            order, tenant = new_order(), number % 50
+            try:
+                with queue.session() as session:
+                    session.execute(INSERT, {"tenant": tenant, "id": order})
+                    task.enqueue(session, tenant, order)
+                    if number % 5:
+                        session.commit()
+                        self.committed[place] += 1
+            except DBAPIError:  # a node is killed, or a shard has moved
+                self.ended.wait(0.1)
+
+    def goes_on(self) -> None:
+        """Wait until each node has committed more."""
+        before = list(self.committed)
+        wait_until(
+            lambda: all(now > past + 10 for now, past in zip(self.committed, before, strict=True)),
+            what="orders are committed on all nodes",
+        )
+
+    def is_done(self) -> bool:
+        open_jobs = "SELECT count(*) FROM pgqueue.jobs WHERE task = 'fulfil' AND outcome IS NULL"
+        prepared = "SELECT count(*) FROM pg_prepared_xacts"
+        return not any(node.scalar(open_jobs) + node.scalar(prepared) for node in self.nodes)
+
+    def check(self) -> None:
+        """Each order has one job, each job one order, and each was fulfilled once."""
+        orders = self.nodes[0].execute("SELECT id, done FROM orders")
+        read = "SELECT (args ->> 'order')::bigint, 1 FROM pgqueue.jobs WHERE outcome = 'succeeded'"
+        jobs = [row for node in self.nodes for row in node.execute(read)]
+        assert len(orders) >= sum(self.committed) > 0
+        assert sorted(jobs) == sorted(orders)
+        for node in self.nodes:
+            queue = PgQueue(node.url)
+            with queue.session() as session:
+                assert queue.check(session) == []
+
+
+@pytest.fixture
+def no_orders(cluster: Cluster) -> None:
+    cluster.coordinator.execute("TRUNCATE orders")
+    for node in cluster.nodes:
+        node.execute("TRUNCATE pgqueue.jobs, pgqueue.message_queue, pgqueue.leases")
+
+
+@pytest.mark.usefixtures("no_orders")
+def test_kills_of_each_node_under_load_separate_no_order_from_its_job(cluster: Cluster) -> None:
+    with Load(cluster.nodes) as load:
+        for node in [*cluster.workers, cluster.coordinator]:
+            load.goes_on()
+            node.kill()
+            node.start()
+        load.goes_on()
+    load.check()
+
+
+@pytest.mark.usefixtures("no_orders")
+def test_a_node_is_added_and_drained_under_load(cluster: Cluster) -> None:
+    at = cluster.coordinator
+    with ExitStack() as stack:
+        node = cluster.server("worker-3")
+        stack.callback(node.server.stop)
+        with Load(cluster.nodes) as old:
+            old.goes_on()
+            at.execute(DENSE_GROUPS)
+            at.execute(f"SELECT citus_add_node('{HOST}', {node.port})")
+            upgrade_database(node.engine)
+            with Load([node]) as new:
+                new.goes_on()
+                at.execute("SELECT rebalance_table_shards()")
+                new.goes_on()
+            at.execute(f"SELECT citus_drain_node('{HOST}', {node.port})")
+            at.execute(f"SELECT citus_remove_node('{HOST}', {node.port})")
+            old.goes_on()
+        old.nodes = [*old.nodes, node]
+        old.check()
+
+
+def test_a_revision_of_the_application_creates_plain_tables_on_a_node(cluster: Cluster) -> None:
+    node = cluster.workers[0]
+    node.execute("SET citus.enable_ddl_propagation = off; DROP SCHEMA pgqueue CASCADE")
+    with node.engine.begin() as connection, host_revision(connection):
+        schema.upgrade(to=SCHEMA_VERSION)
+        # The rest of the revision may distribute the application's own tables.
+        assert connection.scalar(text("SHOW citus.enable_ddl_propagation")) == "on"
+    with node.engine.begin() as connection:
+        verify(connection)
+        assert distributed_tables(connection) == ()
+    queue = queue_at(node)
+    job = queue.tasks["fulfil"].delay(new_order())
+    assert job.id >> BITS == node.scalar("SELECT groupid FROM pg_dist_local_group")
+    assert Worker(queue).run_until_empty(timeout=PATIENCE) == {"succeeded": 1}
+
+
+# A crash of the coordinator skips 32 groups, and a node's number has room for 31.
+DENSE_GROUPS = """
+    SELECT setval('pg_catalog.pg_dist_groupid_seq', max(groupid)) FROM pg_dist_node
+"""
+
+
+def new_order() -> int:
+    return next(_orders)
+
+
+_orders = count(1)
+
+
+def queue_at(node: Node) -> PgQueue:
+    queue = PgQueue(node.url)
+    queue.task(name="fulfil")(fulfil)
+    return queue

@@ -64,6 +64,13 @@ class Node:
         [(value,)] = self.execute(statement)
         return value
 
+    def outcome(self, job_id: int) -> str | None:
+        """How a job has ended; None also while the node is down."""
+        with suppress(psycopg.OperationalError):
+            outcome = self.scalar(f"SELECT outcome FROM pgqueue.jobs WHERE id = {job_id}")
+            return None if outcome is None else str(outcome)
+        return None
+
     def is_committing(self, pid: int) -> bool:
         """Whether a server process waits for other nodes in its COMMIT."""
         return bool(
