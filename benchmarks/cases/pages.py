@@ -39,8 +39,8 @@ LOOKED_AT = ("/", "/jobs")
 """The page that each viewer has open."""
 REFRESHED_EVERY = 5.0
 """Seconds: as an open page does it."""
-DRAINED = 100_000
-"""Jobs of one drain, at most."""
+DRAINED = 400_000
+"""Jobs of one drain, at most: it should take longer than a page stands."""
 PORTION = 100
 """Failed jobs that an action on all that match finds."""
 THAT_MATCH = f"{PORTION} that match"
@@ -138,7 +138,7 @@ TABS = ("running", "due", "scheduled", "retrying", "blocked", "failed", "succeed
 
 @case(
     smoke=Size(rows=5_000, jobs=500),
-    usual=Size(rows=1_000_000, jobs=100_000, turns=3),
+    usual=Size(rows=1_000_000, jobs=100_000, turns=2),
     full=Size(rows=10_000_000, jobs=1_000_000, turns=4),
 )
 def pages(bench: Bench, size: Size) -> Finding:
@@ -147,7 +147,7 @@ def pages(bench: Bench, size: Size) -> Finding:
     two, in turns."""
     finding = Finding()
     repeats = min(REPEATS, size.rows // 5_000)
-    drained = min(DRAINED, size.jobs // 5)
+    drained = min(DRAINED, size.rows // 3)
     with bench.arena(PGQUEUE) as arena:
         fill(arena, size)
         arena.prepare_starts(size.rows + 1 + 2 * size.turns * drained)
