@@ -245,7 +245,10 @@ def _server_process(connection: Connection) -> int:
 @contextmanager
 def workers_at(engine: Engine, count: int, **settings: str) -> Iterator[list[LogicalWorker]]:
     """So many workers at the database of an application's engine, closed at the end."""
-    with logical_workers(worker_settings(engine.url, **settings), count) as workers:
+    own = worker_settings(engine.url, **settings)
+    if hasattr(engine.dialect, "default_isolation_level"):  # it has connected
+        own.dialect, own._compiled_cache = engine.dialect, engine._compiled_cache
+    with logical_workers(own, count) as workers:
         yield workers
 
 
