@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, make_url
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from pgqueue.database.opening import on_psycopg
@@ -85,7 +85,7 @@ def _checked_url(place: int, url: Any) -> URL:
     if not isinstance(url, str | URL):
         raise ArgumentsError(f"{where} is a {type(url).__name__}; give a URL")
     try:
-        return make_url(on_psycopg(url))
+        return on_psycopg(url)
     except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
         raise ArgumentsError(
             f"{where} is no URL of a database; one looks like postgresql://user@host/database"
@@ -106,7 +106,7 @@ def nodes_of_citus(engine: Engine) -> list[Node]:
                 "PgQueue(nodes=[...]) the URLs of all nodes"
             )
         known = citus.nodes_known(connection)
-    url = make_url(on_psycopg(engine.url))
+    url = on_psycopg(engine.url)
     at = url.difference_update_query(["host", "port"])
     nodes = [Node(at.set(host=node.host, port=node.port), node.group) for node in known]
     if group == 0 and 0 not in {node.number for node in nodes}:

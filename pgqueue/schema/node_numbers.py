@@ -34,7 +34,7 @@ def set_number(connection: Connection, number: int) -> None:
     if read_number(connection) == number:
         return
     first = (number << BITS) + 1
-    for table in ("jobs", "message_queue"):
+    for table in ("message_queue", "jobs"):  # that of jobs is read: it must be the last
         sequence = f'"{SCHEMA}".{table}_id_seq'
         last = connection.scalar(text(f"SELECT last_value FROM {sequence}"))  # noqa: S608  # see SCHEMA
         assert last is not None  # a sequence has one row
