@@ -31,6 +31,7 @@ from pgqueue.repository.health import (
 from pgqueue.repository.nodes import read_number
 from pgqueue.repository.queue_minutes import FirstDue, LastCount, QueueMinutes
 from pgqueue.repository.schedules import ScheduleState
+from pgqueue.repository.two_phase import TABLE_EXISTS
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules import admission
 from pgqueue.rules.served_queues import serves
@@ -422,6 +423,8 @@ class NodeState:
     """Of its tables."""
     group: int | None
     """The group that Citus has given it, which is its number."""
+    has_two_phase_table: bool
+    """Whether Citus commits in two phases what writes jobs."""
 
     @property
     def lacks_number(self) -> bool:
@@ -433,7 +436,8 @@ class NodeState:
     def of(cls, node: Node) -> "NodeState":
         with node.connected() as connection:
             number, group = read_number(connection), citus.group_of(connection)
-            return cls(node.name, number, read_state(connection).version, group)
+            two_phase = bool(connection.scalar(TABLE_EXISTS))
+            return cls(node.name, number, read_state(connection).version, group, two_phase)
 
 
 def of_nodes(nodes: Sequence[NodeState]) -> Iterator[Finding]:
@@ -454,6 +458,16 @@ def of_nodes(nodes: Sequence[NodeState]) -> Iterator[Finding]:
         names = " and ".join(without)
         detail = f"{names}: ids of new jobs do not name the node; run {UPGRADE_NODES}"
         yield Finding(Level.WRONG, "node numbers", detail)
+    unsafe = [
+        node.name for node in nodes if node.group is not None and not node.has_two_phase_table
+    ]
+    if unsafe and any(node.group for node in nodes):
+        yield Finding(
+            Level.WRONG,
+            "two phases",
+            f"{' and '.join(unsafe)}: a crash inside of COMMIT may keep an application's row of "
+            f"another node and lose its job; run {UPGRADE_NODES}, then restart what enqueues",
+        )
     versions = {node.name: node.version for node in nodes if node.version is not None}
     if len(set(versions.values())) > 1:
         named = ", ".join(f"{name} {version}" for name, version in versions.items())

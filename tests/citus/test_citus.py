@@ -292,7 +292,6 @@ def test_a_node_is_added_and_drained_under_load(cluster: Cluster) -> None:
         stack.callback(node.server.stop)
         with Load(cluster.nodes) as old:
             old.goes_on()
-            at.execute(DENSE_GROUPS)
             at.execute(f"SELECT citus_add_node('{HOST}', {node.port})")
             upgrade_database(node.engine)
             with Load([node]) as new:
@@ -320,12 +319,6 @@ def test_a_revision_of_the_application_creates_plain_tables_on_a_node(cluster: C
     job = queue.tasks["fulfil"].delay(new_order())
     assert job.id >> BITS == node.scalar("SELECT groupid FROM pg_dist_local_group")
     assert Worker(queue).run_until_empty(timeout=PATIENCE) == {"succeeded": 1}
-
-
-# A crash of the coordinator skips 32 groups, and a node's number has room for 31.
-DENSE_GROUPS = """
-    SELECT setval('pg_catalog.pg_dist_groupid_seq', max(groupid)) FROM pg_dist_node
-"""
 
 
 def new_order() -> int:

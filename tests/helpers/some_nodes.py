@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import Engine, text
 
 from pgqueue import PgQueue
+from pgqueue.repository.two_phase import CITUS_SCHEMA, TABLE
 
 DOWN = "postgresql://app:hunter2@127.0.0.1:9/down"
 """A node that is down: nothing listens on its port."""
@@ -36,3 +37,10 @@ def put_citus(engine: Engine, group: int, *nodes: tuple[int, str, int]) -> None:
         for node in nodes:
             connection.execute(text("INSERT INTO pg_dist_node VALUES ({}, '{}', {})".format(*node)))
     engine.dispose()  # new connections have the settings
+
+
+def put_two_phase_table(engine: Engine) -> None:
+    """Create the table by which Citus commits in two phases, as a plain one."""
+    with engine.begin() as connection:
+        connection.execute(text(f'CREATE SCHEMA "{CITUS_SCHEMA}"'))
+        connection.execute(text(f"CREATE TABLE {TABLE} (nothing int CHECK (false))"))

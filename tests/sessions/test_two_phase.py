@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
+from some_nodes import put_two_phase_table
 from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
 
 from pgqueue import PgQueue, Worker
-from pgqueue.repository.two_phase import CITUS_SCHEMA, TABLE, TABLE_EXISTS, WRITE_NO_ROW
+from pgqueue.repository.two_phase import TABLE, TABLE_EXISTS, WRITE_NO_ROW
 
 ASKS, PREPARES = str(TABLE_EXISTS), str(WRITE_NO_ROW)
 
@@ -44,9 +45,7 @@ def sent(engine: Engine) -> Iterator[list[str]]:
 @pytest.fixture
 def table(engine: Engine) -> None:
     """The table of Citus as a plain one, which serves to count."""
-    with engine.begin() as connection:
-        connection.execute(text(f'CREATE SCHEMA "{CITUS_SCHEMA}"'))
-        connection.execute(text(f"CREATE TABLE {TABLE} (nothing int CHECK (false))"))
+    put_two_phase_table(engine)
 
 
 def test_without_citus_the_engine_is_asked_once_and_nothing_else_is_sent(
