@@ -7,7 +7,7 @@ between would leave the application's row without its job.  In two phases both a
 
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, TwoPhaseTransaction
 
 from pgqueue.repository.two_phase import TABLE_EXISTS, WRITE_NO_ROW
 
@@ -30,6 +30,8 @@ def commit_in_two_phases(connection: Connection) -> None:
     if not has_citus or getattr(connection.connection.dbapi_connection, "autocommit", False):
         return
     transaction = connection.get_transaction()
+    if isinstance(transaction, TwoPhaseTransaction):
+        return  # the application prepares it itself, and Citus allows that on one node only
     if transaction is None or connection.info.get(IN_TWO_PHASES) is not transaction:
         connection.execute(WRITE_NO_ROW)
         connection.info[IN_TWO_PHASES] = connection.get_transaction()

@@ -321,6 +321,18 @@ def test_a_revision_of_the_application_creates_plain_tables_on_a_node(cluster: C
     assert Worker(queue).run_until_empty(timeout=PATIENCE) == {"succeeded": 1}
 
 
+def test_a_role_that_may_only_enqueue_commits_in_two_phases(cluster: Cluster) -> None:
+    [here, there], order = cluster.workers, new_order()
+    cluster.coordinator.execute("CREATE ROLE app LOGIN; GRANT INSERT, SELECT ON orders TO app")
+    with here.engine.begin() as connection:
+        schema.grant(enqueue="app", connection=connection)
+    queue = PgQueue(here.url.replace("postgres@", "app@"))
+    queue.task(name="fulfil")(fulfil)
+    tenant = cluster.tenant_on(there)
+    commit_and_kill(here, there, lambda ready: in_session(queue, tenant, order, ready))
+    assert orders_and_jobs(here, order) == (0, 0)
+
+
 def new_order() -> int:
     return next(_orders)
 

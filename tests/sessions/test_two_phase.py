@@ -88,6 +88,15 @@ def test_a_job_that_is_added_to_a_session_commits_in_two_phases(
 
 
 @pytest.mark.usefixtures("table")
+def test_a_transaction_that_the_application_prepares_is_left_to_it(
+    queue: PgQueue, engine: Engine, sent: list[str]
+) -> None:
+    with Session(engine, twophase=True) as session, session.begin():
+        queue.tasks["note"].enqueue(session, 1)
+    assert sent == [ASKS]
+
+
+@pytest.mark.usefixtures("table")
 def test_the_transaction_of_a_handler_commits_in_two_phases(
     queue: PgQueue, sent: list[str]
 ) -> None:
