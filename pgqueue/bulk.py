@@ -30,7 +30,7 @@ from pgqueue.errors import (
     PgQueueError,
     UnknownTask,
 )
-from pgqueue.filter_line import FINGERPRINT, line_of, read_fingerprint
+from pgqueue.filter_line import FINGERPRINT, LAST_ID, line_of, read_fingerprint
 from pgqueue.models import JobStatus
 from pgqueue.operations import Operations
 from pgqueue.redaction import redacted
@@ -422,7 +422,8 @@ def error_of(action: Action) -> int | None:
     error = named.get("error") if isinstance(named, dict) else None
     if isinstance(error, str) and FINGERPRINT.fullmatch(error):
         return read_fingerprint(error)
-    return error if isinstance(error, int) else None
+    is_fingerprint = type(error) is int and -LAST_ID <= error <= LAST_ID
+    return error if is_fingerprint else None
 
 
 def filter_from(document: Any) -> JobFilter:

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from itertools import groupby
 
+LONGEST_END = 50_000
+"""Characters at the beginning and at the end of a traceback that are shown."""
 _FRAME = re.compile(r'\s*(?:\|\s*)?File "(?P<file>[^"]*)", line \d+')
 _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|^<frozen ")
 
@@ -19,7 +21,10 @@ class Part:
 
 
 def frames(traceback: str) -> list[Part]:
-    """The parts of a traceback, in its order."""
+    """The parts of a traceback, in its order; of a very long one, of its beginning and its end."""
+    if (left_out := len(traceback) - 2 * LONGEST_END) > 0:
+        middle = f"\n... {left_out:,} characters are left out ...\n"
+        traceback = traceback[:LONGEST_END] + middle + traceback[-LONGEST_END:]
     pieces: list[tuple[bool | None, list[str]]] = []
     for line in traceback.splitlines():
         if found := _FRAME.match(line):

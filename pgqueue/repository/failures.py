@@ -127,12 +127,16 @@ def failed_lately(which: JobFilter) -> sa.Executable:
         .lateral("newest")
     )
     age = pg.date_part("epoch", pg.statement_timestamp() - newest.c.finished_at, type_=sa.Double)
-    hour = sa.cast(pg.floor(age / sa.literal(HOUR, sa.Double)), sa.Integer)
+    hour = sa.cast(pg.floor(age / _hours(1)), sa.Integer)
     return (
         sa.select(group.c.fingerprint, group.c.task, hour, count_rows())
-        .join_from(group, newest, age < sa.literal(HOURS * HOUR, sa.Double))
+        .join_from(group, newest, age.between(_hours(-1), _hours(HOURS)))
         .group_by(group.c.fingerprint, group.c.task, hour)
     )
+
+
+def _hours(number: int) -> sa.ColumnElement[float]:
+    return sa.literal(number * HOUR, sa.Double)
 
 
 @cache
@@ -217,7 +221,7 @@ class FailedGroups:
         given = [{"fingerprint": fingerprint, "task": task} for fingerprint, task in found]
         rows = self._executor.execute(failed_lately(which), {"given": json.dumps(given)})
         for fingerprint, task, hour, failed in rows:
-            found[fingerprint, task][HOURS - 1 - max(hour, 0)] += failed
+            found[fingerprint, task][HOURS - 1 - min(max(hour, 0), HOURS - 1)] += failed
         return found
 
     def number(self) -> int:

@@ -7,7 +7,6 @@ seconds.
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from math import isfinite
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,9 +33,10 @@ class Moment(sa.TypeDecorator[datetime]):
     def process_result_value(self, value: Decimal | None, dialect: Any = None) -> datetime | None:
         if value is None:
             return None
-        if not isfinite(value):  # infinity, as a hand may write it
+        try:
+            return EPOCH + timedelta(microseconds=round(value * 1_000_000))
+        except OverflowError:  # infinity, or a year that Python does not have, as a hand may write
             return datetime.max.replace(tzinfo=UTC) if value > 0 else EPOCH
-        return EPOCH + timedelta(microseconds=round(value * 1_000_000))
 
 
 def moment(time: sa.ColumnElement[Any]) -> sa.ColumnElement[datetime]:

@@ -3,7 +3,7 @@
 import sys
 from traceback import format_exc
 
-from pgqueue.dashboard.tracebacks import frames
+from pgqueue.dashboard.tracebacks import LONGEST_END, frames
 
 
 def test_frames_of_libraries_are_apart_and_no_line_is_lost() -> None:
@@ -37,3 +37,14 @@ def test_an_error_that_led_to_another_is_a_part_of_its_own() -> None:
     assert "\n".join(part.text for part in parts) == text.rstrip("\n")
     assert [part.count for part in parts] == [0, 1, 0, 1, 0]
     assert "direct cause" in parts[2].text
+
+
+def test_a_very_long_traceback_has_its_beginning_and_its_end() -> None:
+    lines = [f'  File "/shop/jobs.py", line {n}, in send\n    send()' for n in range(20_000)]
+
+    shown = "\n".join(part.text for part in frames("\n".join(lines)))
+
+    assert len(shown) < 2.1 * LONGEST_END
+    assert "line 0, in send" in shown
+    assert "line 19999, in send" in shown
+    assert "characters are left out" in shown

@@ -47,7 +47,7 @@ def _row(state: ScheduleState, results: list[tuple[int, JobStatus]]) -> Row:
     try:
         words, zone = state.rule.in_words(), ZoneInfo(state.timezone)
         runs = [time.astimezone(zone) for time in state.next_runs(RUNS)]
-    except OptionError as error:  # for lack of its zone, for example
+    except (OptionError, OverflowError) as error:  # for lack of its zone, or after the year 9999
         words, runs = str(error), []
     return Row(state, words, runs, results[::-1])
 
