@@ -204,7 +204,7 @@ class TestList:
         lines = command(queue, "log").stdout.splitlines()
 
         assert len(lines) == 3
-        assert "status:blocked status:pending task:send created:<0s" in lines[1]
+        assert "status:blocked status:pending task:send created:<20" in lines[1]
         assert "queue mail" in lines[2]
         assert lines[2].endswith("calm")
 
