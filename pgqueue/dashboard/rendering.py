@@ -15,13 +15,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pgqueue.dashboard.tracebacks import frames
 from pgqueue.terminal import harmless
 
-THIN_SPACE = "\u2009"
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def number(value: int | None) -> str:
-    """A number with a thin space at the thousands; a dash for one that is not known."""
-    return "–" if value is None else f"{value:,}".replace(",", THIN_SPACE)  # noqa: RUF001
+    """A number with a comma at the thousands; a dash for one that is not known."""
+    return "–" if value is None else f"{value:,}"  # noqa: RUF001
 
 
 def span(value: timedelta | float | None) -> str:

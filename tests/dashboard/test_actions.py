@@ -1,6 +1,7 @@
 """Actions on jobs from pages: on selected ones, and on all that match, in several requests."""
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -119,6 +120,14 @@ class TestAllThatMatch:
         assert page.text.count("<tr>") == 11, "the heading, and ten of them"
         assert f'name="q" value="{FAILED}"' in page.text
 
+    def test_many_are_spread_unless_the_user_says_now(self, shop: Shop) -> None:
+        shop.fail(101)
+
+        page = Visitor(shop.queue).get("/actions/preview", query_string=ALL).text
+
+        assert '<option value="5" selected>over 5 minutes, 21 a minute</option>' in page
+        assert "--spread 5m" in page
+
     def test_many_are_counted_up_to_a_number(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -138,7 +147,10 @@ class TestAllThatMatch:
         assert (action.jobs, action.skipped) == (150, 0)
         assert action.options == {"spread_s": 1200.0, "of": 150}
         assert response.headers["Location"].startswith(f"/log/{action.id}?message=")
-        assert "150 jobs requeued" in ann.text(response.headers["Location"])
+        told = ann.text(response.headers["Location"].partition("?")[0])
+        end = action.at + timedelta(minutes=20)
+        assert f"150 jobs requeued, spread over 20 min: due from {action.at:%H:%M:%S}" in told
+        assert f"to {end:%H:%M:%S} UTC" in told
 
     def test_a_request_works_for_a_time_and_its_form_goes_on(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
@@ -147,14 +159,16 @@ class TestAllThatMatch:
         shop.fail(250)
         ann = Visitor(shop.queue)
 
-        first = ann.post("/actions/requeue", ALL)
+        first = ann.post("/actions/requeue", {**ALL, "of": "250"})
         second = ann.post("/actions/requeue", going(first.text))
         third = ann.post("/actions/requeue", going(second.text))
         last = ann.post("/actions/requeue", going(third.text))
 
         told = [words_of(page.text) for page in (first, second, third)]
-        assert ["100 jobs done" in told[0], "200 jobs done" in told[1]] == [True, True]
-        assert "250 jobs done" in told[2]
+        assert [f"{done} of 250" in words for done, words in zip((100, 200, 250), told)] == [
+            True
+        ] * 3
+        assert all("as long as this page is open" in words for words in told)
         assert 'hx-trigger="load"' in first.text
         assert last.status_code == 303
         [action] = logged(shop)

@@ -126,7 +126,7 @@ def test_many_jobs_that_wait_for_a_limit_are_not_all_counted(
         return words
 
     assert "for each key 1 5 " in wait("accounts 8", 4)  # one place is held, another job waits
-    assert "for each key 1 1 005+ " in wait("accounts 9", 1001)
+    assert "for each key 1 1,005+ " in wait("accounts 9", 1001)
 
 
 def test_the_capacity_of_a_limit_is_changed_and_logged(holding: PgQueue, engine: Engine) -> None:

@@ -12,7 +12,8 @@ from datetime import timedelta
 from pgqueue import bulk
 from pgqueue.bulk import Result
 from pgqueue.dashboard.access import ACTIONS
-from pgqueue.dashboard.pages.log import entry, errors_of
+from pgqueue.dashboard.pages.log import DONE, entry, errors_of
+from pgqueue.dashboard.rendering import number
 from pgqueue.dashboard.routing import Answer, Asked, Done, Page, Refused, Route
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import LONGEST, parse
@@ -24,7 +25,14 @@ LONGEST_WORK = 2.0
 LONGEST_SPREAD = 7 * 24 * 60
 """Minutes."""
 
-DONE = {"requeue": "requeued", "run_now": "due now", "cancel": "cancelled", "kill": "cancelled"}
+SPREADS = (
+    (0, "now"),
+    (5, "over 5 minutes"),
+    (20, "over 20 minutes"),
+    (60, "over an hour"),
+    (360, "over 6 hours"),
+)
+"""The times over which a form spreads jobs: minutes, and words."""
 
 
 def preview_action(asked: Asked) -> Page:
@@ -34,10 +42,12 @@ def preview_action(asked: Asked) -> Page:
     which = _filter(asked, line)
     bulk.narrowed(which, action)
     found = asked.part("the preview", lambda session: bulk.preview(session, action, which))
+    jobs = None if found is None or found.jobs > bulk.MOST_COUNTED else found.jobs
+    spread = 20 if jobs is None or jobs > 1000 else 5 if jobs > 100 else 0
     return Page(
         "preview.html",
         title=f"{_words(action).capitalize()} all that match",
-        command=_command(action, line),
+        command=_command(action, line, spread),
         action=action,
         verb=_words(action),
         endpoint=f"act_{ACTIONS[action]}",
@@ -46,6 +56,9 @@ def preview_action(asked: Asked) -> Page:
         error=errors_of(asked, [which.error]).get(which.error),
         found=found,
         most=bulk.MOST_COUNTED,
+        jobs=jobs,
+        spread=str(spread),
+        spreads=[_choice(minutes, words, jobs) for minutes, words in SPREADS],
     )
 
 
@@ -101,12 +114,13 @@ def change(asked: Asked, action: str, ids: Sequence[int]) -> list[Result]:
 def in_words(action: str, results: Sequence[Result]) -> str:
     """How many jobs were changed, and why the first of the others was not."""
     left = [result for result in results if not result.is_changed]
-    number = len(results) - len(left)
-    words = f"{number:,} job{'' if number == 1 else 's'} {DONE[action]}"
-    return f"{words}; {len(left):,} left as they are: {left[0]}" if left else words
+    changed = len(results) - len(left)
+    words = f"{changed} job{'' if changed == 1 else 's'} {DONE[action]}"
+    return f"{words}; {len(left)} left as they are: {left[0]}" if left else words
 
 
 def _begin(asked: Asked, action: str, which: JobFilter) -> Action:
+    jobs = asked.posted_whole("of", None, 0, bulk.MOST_COUNTED)  # as the preview has counted them
     with asked.transaction() as session:
         new = bulk.action_on_filter(
             session,
@@ -115,6 +129,7 @@ def _begin(asked: Asked, action: str, which: JobFilter) -> Action:
             actor=asked.access.user,
             reason=asked.posted("reason"),
             spread=_spread(asked) if action == "requeue" else None,
+            options={} if jobs is None else {"of": jobs},
         )
         return OperatorActions(session).add(new)
 
@@ -159,9 +174,9 @@ def _work(asked: Asked, action: Action) -> Answer:
         with asked.transaction(read_only=True) as session:
             action = OperatorActions(session).one(action.id or 0) or action
         return entry(asked, action, is_working=True, left=left)
-    words = f"{action.jobs:,} jobs {DONE[action.action]}"
+    words = f"{number(action.jobs)} job{'' if action.jobs == 1 else 's'} {DONE[action.action]}"
     if action.skipped:
-        words += f", {action.skipped:,} skipped"
+        words += f", {number(action.skipped)} skipped"
     if left:
         words += f", such as {left[0]}"
     return Done(words, to=asked.url("log_entry", action_id=action.id))
@@ -184,10 +199,16 @@ def _filter(asked: Asked, line: str) -> JobFilter:
     return asked.scope(which)
 
 
-def _command(action: str, line: str) -> str:
+def _command(action: str, line: str, spread: int) -> str:
     verb = "cancel --kill" if action == "kill" else action.replace("_", "-")
-    spread = " --spread 0s" if action == "requeue" else ""
-    return f"pgqueue {verb} --where '{line}'{spread}" if "'" not in line else ""
+    over = f" --spread {spread}m" if action == "requeue" else ""
+    return f"pgqueue {verb} --where '{line}'{over}" if "'" not in line else ""
+
+
+def _choice(minutes: int, words: str, jobs: int | None) -> tuple[str, str]:
+    """A spread as a form offers it, with how many jobs are due in each minute."""
+    rate = f", {number(-(-jobs // minutes))} a minute" if jobs and minutes else ""
+    return str(minutes), words + rate
 
 
 def _spread(asked: Asked) -> timedelta | None:

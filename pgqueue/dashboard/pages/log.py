@@ -8,11 +8,21 @@ from typing import Any
 from pgqueue import bulk
 from pgqueue.bulk import Result
 from pgqueue.dashboard.access import ACTIONS
-from pgqueue.dashboard.rendering import number, span, visible
+from pgqueue.dashboard.rendering import clock_time, number, span, visible
 from pgqueue.dashboard.routing import Asked, Page, Refused, Route
+from pgqueue.errors import OptionError
+from pgqueue.filter_line import STATUSES, line_of
 from pgqueue.repository.error_groups import ErrorGroups
+from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.operator_actions import KNOWN_ACTIONS, Action, OperatorActions
 
+DONE = {"requeue": "requeued", "run_now": "due now", "cancel": "cancelled", "kill": "cancelled"}
+DOING = {
+    "requeue": "Requeueing",
+    "run_now": "Making due now",
+    "cancel": "Cancelling",
+    "kill": "Cancelling",
+}
 ON_A_PAGE = 50
 SHOWN = 5
 """Of the jobs that a request has skipped, how many are named with the reason."""
@@ -84,18 +94,61 @@ def entry(
         target=_target(asked, action),
         error=errors_of(asked, [bulk.error_of(action)]).get(bulk.error_of(action)),
         options=options_in_words(action),
+        of=_of(action),
+        doing=DOING.get(action.action, "Doing"),
+        ended=ended_in_words(action),
+        waiting=_waiting(action),
         endpoint=_endpoint(asked, action),
         is_working=is_working,
         left=left[:SHOWN],
     )
 
 
+def ended_in_words(action: Action) -> str:
+    """What an action on jobs that has ended has done; jobs that are spread are still to come."""
+    done = DONE.get(action.action)
+    if done is None or not {"jobs", "filter"} & {*action.target}:
+        return ""
+    words = f"{number(action.jobs)} job{'' if action.jobs == 1 else 's'} {done}"
+    if spread := _spread(action):
+        words += f", spread over {span(spread)}: due from {clock_time(action.at)} to "
+        words += f"{clock_time(action.at + spread)} UTC"
+    return words
+
+
+def _spread(action: Action) -> timedelta | None:
+    seconds = action.options.get("spread_s")
+    return timedelta(seconds=seconds) if isinstance(seconds, int | float) else None
+
+
+def _of(action: Action) -> int | None:
+    """How many jobs an action is on, as they were counted before it; None if they were not."""
+    if isinstance(action.target.get("jobs"), list):
+        return len(action.target["jobs"])
+    of = action.options.get("of")
+    return of if isinstance(of, int) else None
+
+
+def _waiting(action: Action) -> str:
+    """The filter for the jobs that wait, of the task and the queue of a requeue."""
+    if action.action != "requeue" or "filter" not in action.target:
+        return ""
+    try:
+        which = bulk.filter_from(action.target["filter"])
+    except OptionError:  # code of another version has written it
+        return ""
+    waits = JobFilter(**STATUSES["pending"], task=which.task, queue=which.queue)
+    return line_of(waits) if which.task or which.queue else ""
+
+
 def options_in_words(action: Action) -> str:
     """How an action was done."""
     options, words = dict(action.options), []
-    seconds, of = options.pop("spread_s", None), options.pop("of", None)
-    if isinstance(seconds, int | float) and isinstance(of, int):
-        words.append(f"{number(of)} jobs spread over {span(timedelta(seconds=seconds))}")
+    of, spread = options.pop("of", None), _spread(action)
+    if spread is not None:
+        del options["spread_s"]
+        jobs = f"{number(of)} jobs " if isinstance(of, int) else ""
+        words.append(f"{jobs}spread over {span(spread)}")
     for name, value in options.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         words.append(f"{name.replace('_', ' ')}: {text}")

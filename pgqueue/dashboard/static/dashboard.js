@@ -63,6 +63,10 @@ function enhance() {
 }
 
 document.addEventListener("change", event => {
+  if (event.target.matches("[name=spread]")) {  // the command does what the form does
+    const command = document.querySelector(".shell code");
+    if (command) command.textContent = command.textContent.replace(/--spread \d+m/, `--spread ${event.target.value}m`);
+  }
   if (!event.target.matches(".check-all")) return;
   const boxes = event.target.closest("table").querySelectorAll('tbody input[name="id"]');
   for (const box of boxes) box.checked = event.target.checked;
