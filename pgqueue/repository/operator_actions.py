@@ -241,7 +241,7 @@ class OperatorActions:
         )
         parameters = {name: value for name, value in given.items() if value is not None}
         rows = self._executor.execute(statement, {**parameters, "limit": limit}).mappings()
-        return [Action(**row) for row in rows]
+        return [_read(row) for row in rows]
 
     def number_of_jobs(self, which: JobFilter, *, limit: int | None = None) -> int:
         """How many jobs match; at most ``limit``."""
@@ -264,7 +264,15 @@ class OperatorActions:
     def _one(self, id: int, *, lock: bool) -> Action | None:
         rows = self._executor.execute(action(lock=lock), {"action_id": id}).mappings()
         row = rows.one_or_none()
-        return None if row is None else Action(**row)
+        return None if row is None else _read(row)
+
+
+def _read(row: sa.RowMapping) -> Action:
+    """An action.  Documents that are no objects, which only a hand can have written, are empty."""
+    documents = {
+        name: row[name] if isinstance(row[name], dict) else {} for name in ("target", "options")
+    }
+    return Action(**{**row, **documents})
 
 
 def _values(moved: Action, *, is_finished: bool) -> dict[str, Any]:
