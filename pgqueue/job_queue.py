@@ -123,6 +123,9 @@ class PgQueue(Operations):
     ``"citus"`` for the nodes of the Citus cluster in which ``bind`` is (:attr:`nodes`).
     """
 
+    command_name = "pgqueue"
+    """How its commands are called in a shell."""
+
     def __init__(
         self,
         bind: "Bind | None" = None,

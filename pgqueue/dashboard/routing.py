@@ -1,5 +1,6 @@
 """What a page is: a route, the request as its function sees it, and what the function returns."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ T = TypeVar("T")
 LONGEST_TEXT = 1000
 LARGEST = 2**63 - 1
 MOST_IDS = 200
+_COMMAND = re.compile("(?:^|(?<=; ))pgqueue (--app [^ ]+ )?")
 
 
 class Refused(Exception):
@@ -273,6 +275,11 @@ class Asked:
         is_here = address.startswith(root) and not address.startswith("//")
         # Browsers leave out tabs and line breaks, so that the address may begin with // after all.
         return address if is_here and address.isprintable() and "\\" not in address else root
+
+    def shell(self, commands: str) -> str:
+        """Commands ``pgqueue ...`` as the application has them, such as ``flask pgqueue ...``."""
+        name = self.queue.command_name
+        return commands if name == "pgqueue" else _COMMAND.sub(f"{name} ", commands)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Commit what was done, or undo it."""

@@ -36,6 +36,8 @@ class PgQueue(job_queue.PgQueue):
     does.  The other options are those of :class:`pgqueue.PgQueue`.
     """
 
+    command_name = "flask pgqueue"
+
     def __init__(
         self,
         app: Flask | None = None,

@@ -180,6 +180,7 @@ def test_a_blueprint_answers_in_the_requests_of_the_application(app: Flask) -> N
     browser.get("/login")
     page = browser.get("/ops/jobs/you")
     assert "You are eve" in page.text
+    assert "<code>flask pgqueue workers</code>" in browser.get("/ops/jobs/workers").text
     token = TOKEN.search(page.text)[1]  # type: ignore[index]
     form = {"csrf": token, "theme": "dark", "back": "/ops/jobs/you?a=1"}
     response = browser.post("/ops/jobs/you/choose", data=form, headers=SAME_ORIGIN)

@@ -101,7 +101,7 @@ def try_failure(asked: Asked, fingerprint: int) -> Done:
     job_id = newest[0].id
     change(asked, "requeue", [job_id])
     to = asked.url("failure", fingerprint=fingerprint, task=task, tried=job_id)
-    return Done(f"Job {job_id} is requeued, to try it", to=to)
+    return Done("", to=to)
 
 
 def mute_failure(asked: Asked, fingerprint: int) -> Done:

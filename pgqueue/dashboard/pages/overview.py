@@ -63,7 +63,7 @@ def needs(asked: Asked, rows: QueueRows | None, session: Session) -> list[Need]:
     count, workers = rows.counted, rows.workers
     for finding in at_a_glance(asked.queue, session, count=count, workers=workers):
         endpoint, label = PAGE_OF.get(finding.subject, ("", ""))
-        status = "failed" if finding.level is Level.WRONG else "blocked"
+        status = "failed" if finding.level is Level.WRONG else "pending"
         found.append(Need(status, finding.subject, finding.detail, endpoint, label))
     return found
 
