@@ -49,6 +49,7 @@ def test_the_tabs_show_jobs_by_status(queue: PgQueue) -> None:
     assert "order_id=7" in due
     assert "order_id=8" not in due
     assert "order_id=8" in scheduled
+    assert "in 1.0 h" in scheduled or "in 60 min" in scheduled, "when it is due"
 
 
 def test_a_line_and_the_form_select(queue: PgQueue) -> None:
@@ -77,6 +78,8 @@ def test_a_line_that_is_not_understood_is_said_and_kept(queue: PgQueue, line: st
 
     assert response.status_code == 400
     assert "its words are" in response.text
+    assert 'aria-current="page">All' not in response.text, "no list is shown"
+    assert "In a shell" not in response.text
 
 
 def test_pages_follow_each_other(queue: PgQueue) -> None:

@@ -139,7 +139,7 @@ def test_the_figures_are_those_of_the_last_hour(served: PgQueue, engine: Engine)
     words = Visitor(served).text("/")
 
     assert "Done in an hour 150 +50 % to the hour before" in words
-    assert "Failed in an hour 7" in words
+    assert "Failures in an hour 7" in words
     assert "send 157 7" in words
 
 

@@ -31,6 +31,7 @@ CONDITIONS = ("task", "queue", "tag", "arg.NAME", "error", "created", "took", "l
 """The words that the form adds to the line."""
 LONGEST_CELL = 2000
 """Characters of arguments and errors; the list shows fewer."""
+WAITING = frozenset({JobStatus.PENDING, JobStatus.BLOCKED})
 DEAD = frozenset({JobStatus.FAILED, JobStatus.CANCELLED})
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet may take for a formula, at the beginning of a cell."""
@@ -87,13 +88,13 @@ def jobs(asked: Asked) -> Answer:
 
 def _page(asked: Asked, which: JobFilter, line: str, *, error: str = "") -> Page:
     start = _start(asked)
-    current = "live"
+    current = "" if error else "all"
     if which.statuses:
         current = next((tab for tab in TABS if which == _in_tab(which, tab)), "")
     found = counts = None
     if not error:
         found = asked.part("the list", lambda session: _read(asked, session, which, start, LIMIT))
-    if not line_of(_in_tab(which, None)):
+    if not error and not line_of(_in_tab(which, None)):
         counts = asked.part("the numbers of jobs", lambda session: _count(asked, session))
     tabs = [
         {
@@ -102,7 +103,7 @@ def _page(asked: Asked, which: JobFilter, line: str, *, error: str = "") -> Page
             "current": tab == current,
             "count": None if counts is None else counts.jobs.get(tab),
         }
-        for tab in ("live", *TABS)
+        for tab in ("all", *TABS)
     ]
     next_start = None if found is None else found.page.next_start
     statuses = which.statuses or frozenset(JobStatus)
@@ -110,7 +111,7 @@ def _page(asked: Asked, which: JobFilter, line: str, *, error: str = "") -> Page
     return Page(
         "jobs.html",
         title="Jobs",
-        command=f"pgqueue jobs{option}",
+        command="" if error else f"pgqueue jobs{option}",
         status=400 if error else 200,
         line=line,
         error=error,
@@ -123,6 +124,7 @@ def _page(asked: Asked, which: JobFilter, line: str, *, error: str = "") -> Page
         unknown_task="" if which.task in (None, *asked.queue.tasks) else which.task,
         requeues=bool(statuses & DEAD),
         cancels=bool(statuses.intersection(UNFINISHED)),
+        are_waiting=statuses <= WAITING,
         shows_arguments=asked.may("view_arguments"),
     )
 
@@ -220,7 +222,7 @@ def _state(line: JobLine, now: datetime) -> str:
         return line.status.value
     if line.attempts:
         return "retrying"
-    return "scheduled" if line.run_at > now else line.status.value
+    return "scheduled" if line.run_at > now else "due"
 
 
 def _in_one_line(args: Any) -> str:

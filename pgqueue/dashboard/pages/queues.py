@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
-from pgqueue.filter_line import line_of
+from pgqueue.filter_line import STATUSES, line_of
 from pgqueue.models import QueueSettings
 from pgqueue.repository.admit import Admissions, LimitHolder, LimitState
 from pgqueue.repository.listing import JobFilter
@@ -41,8 +41,9 @@ class QueueRow:
 
     @property
     def line(self) -> str:
-        """The filter for its jobs."""
-        return line_of(JobFilter(queue=self.name))
+        """The filter for its jobs: those that are due, or else those that wait."""
+        wait = STATUSES["due"] if self.count.due else STATUSES["pending"]
+        return line_of(JobFilter(queue=self.name, **(wait if self.count.waiting else {})))
 
     @property
     def empty_in(self) -> timedelta | None:

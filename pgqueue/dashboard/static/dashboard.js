@@ -50,8 +50,9 @@ function tick() {
     if (time.textContent !== text) time.textContent = text;
   }
   const old = Math.round((Date.now() - loadedAt) / 1000);
-  document.getElementById("freshness").textContent = old < 1 ? "now" : `${span(old)} ago`;
-  document.querySelector(".live").classList.toggle("stale", isLive && (failures > 0 || old > 60));
+  const refreshes = document.querySelector('[hx-trigger^="every"]');
+  document.getElementById("freshness").textContent = !refreshes ? "" : old < 1 ? "now" : `${span(old)} ago`;
+  document.querySelector(".live").classList.toggle("stale", isLive && (failures > 0 || (refreshes && old > 60)));
 }
 setInterval(() => document.hidden || tick(), 1000);
 
@@ -130,4 +131,4 @@ document.addEventListener("keydown", event => {
 });
 
 enhance();
-document.querySelector(".side [aria-current]")?.scrollIntoView({ inline: "nearest", block: "nearest" });
+for (const current of document.querySelectorAll(":is(.side, .tabs) [aria-current]")) current.scrollIntoView({ inline: "nearest", block: "nearest" });
