@@ -7,11 +7,12 @@ between would leave the application's row without its job.  In two phases both a
 
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine, TwoPhaseTransaction
+from sqlalchemy import Connection, Pool, TwoPhaseTransaction
 
 from pgqueue.repository.two_phase import TABLE_EXISTS, WRITE_NO_ROW
 
-_has_citus: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+_has_citus: WeakKeyDictionary[Pool, bool] = WeakKeyDictionary()
+"""By pool, which an engine shares with its copies of other ``execution_options``."""
 
 IN_TWO_PHASES = "pgqueue.in_two_phases"
 """The name in ``connection.info`` of the transaction that will commit in two phases."""
@@ -23,9 +24,10 @@ def commit_in_two_phases(connection: Connection) -> None:
     Asks the database once for each engine; without Citus, sends nothing else.  A rollback to a
     savepoint does not undo it.
     """
-    has_citus = _has_citus.get(connection.engine)
+    pool = connection.engine.pool
+    has_citus = _has_citus.get(pool)
     if has_citus is None:
-        has_citus = _has_citus[connection.engine] = bool(connection.scalar(TABLE_EXISTS))
+        has_citus = _has_citus[pool] = bool(connection.scalar(TABLE_EXISTS))
     # All drivers have the attribute autocommit.
     if not has_citus or getattr(connection.connection.dbapi_connection, "autocommit", False):
         return
