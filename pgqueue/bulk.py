@@ -129,7 +129,7 @@ class Preview:
     """How many jobs match; more than MOST_COUNTED are not counted."""
     samples: Sequence[JobLine]
     keys_taken: int
-    """How many of them cannot be requeued, because another unfinished job has their key."""
+    """How many of them cannot be requeued, because another job has their key."""
 
 
 def act_of(queue: Operations, kind: str) -> Act:
@@ -261,15 +261,16 @@ def run(
     Yields the results of a portion after its commit.  A caller may stop there, and another process
     go on later.  ``ids``: the jobs, ascending, if the caller has found them already.
 
-    A cancel first ends the jobs that wait, many at once.  Each of the other jobs has a transaction
-    of its own: a cancel may wait for a lock, and must hold no other job meanwhile.  A job that
-    stays locked for longer than ``lock_timeout`` is skipped.
+    A cancel by filter first ends the jobs that wait, many at once, if an index finds them.  Each of
+    the other jobs has a transaction of its own: a cancel may wait for a lock, and must hold no
+    other job meanwhile.  A job that stays locked for longer than ``lock_timeout`` is skipped.
 
     Where no index finds the jobs, they are searched in windows, and the cursor moves past each: no
     statement takes long, and one that is stopped is not searched again.
     """
     if KINDS[action.action].is_set_based and "filter" in action.target:
         size = 1
+        # Whether the filter has conditions that no index answers.
         is_searched = ids is None and bool(filter_of(action).words_of_row())
         if action.cursor is None and not is_searched:
             ended: set[int] = set()
@@ -286,7 +287,7 @@ def run(
             action, results = _portion(begin, action, found[start : start + size], act)
             start = bisect_right(found, action.cursor or 0)
             yield action, results
-        if end is not None:
+        if end is not None:  # the end of a window: there may be more behind it
             with begin() as session:
                 action = _counted(session, _locked(session, action), [], cursor=end)
             yield action, []
@@ -461,7 +462,7 @@ def _change(session: Session, act: Act, job_id: int, run_at: datetime | None) ->
     except JobNotFound:
         return Result(job_id, NOT_FOUND, "no job has this id: never committed, or deleted")
     except DuplicateJob as error:
-        holder = f"job {error.holder}" if error.holder else "another unfinished job"
+        holder = f"job {error.holder}" if error.holder else "another job"
         of_queue = "" if KEY_ACROSS_QUEUES in str(error) else " of its queue"
         return Result(job_id, KEY_TAKEN, f"{holder}{of_queue} has its unique key")
     except (ArgumentsError, OptionError, PayloadError, UnknownTask) as error:

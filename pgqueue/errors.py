@@ -31,7 +31,7 @@ class UnknownOption(PgQueueError, TypeError):
 
 
 class DuplicateJob(PgQueueError):
-    """Another unfinished job holds the unique key: one of the same queue, or of any queue if the
+    """Another job holds the unique key: one of the same queue, or of any queue if the
     key is one across queues."""
 
     holder: int | None = None

@@ -72,7 +72,8 @@ def run_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
 async def run_async_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
     """Run one attempt of an async handler, on its event loop, as :func:`run_attempt` does.
 
-    Uses a greenlet only if the attempt needs the database, or the job is exhausted.
+    Uses a greenlet only if the attempt needs the database, or the job is exhausted.  An async
+    handler never runs in a child process.
     """
     task, claimed = attempt.task, attempt.claimed
     needs_database = task.is_transactional or task.asks_before_start
@@ -131,7 +132,8 @@ def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:
                             write_pending=partial(write_pending, session),
                             can_replay=can_replay,
                         )
-                    # Otherwise the Session is kept: its ``after_commit`` listeners may use it.
+                    # In a transaction only if it was used again after its flush, as by middleware.
+                    # Otherwise it is kept: its ``after_commit`` listeners may use it.
                     if not outcome.keeps_writes or session.in_transaction():
                         attempt.forget_session()
                 if not outcome.keeps_writes:

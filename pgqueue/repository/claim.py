@@ -281,7 +281,8 @@ def _time_and_counts(message: sa.CTE, due: sa.CTE) -> sa.Subquery:
 class Claimed(NamedTuple):
     """A job that this worker may run.  Sorts in the order in which jobs start.
 
-    Time, arguments and meta are text as the database wrote it, not parsed yet.
+    Time, arguments and meta are text as the database wrote it, not parsed yet; within one time zone
+    times sort as their text does.
     """
 
     priority: int
@@ -344,7 +345,8 @@ class Claim:
     read_at: str
     """The database's time at the claim, as it wrote it."""
     quiet_until: str
-    """One second before the claim, by the database's clock."""
+    """One second before the claim, by the database's clock: so far a cursor may move where the
+    claim found no more."""
 
     @property
     def found(self) -> int:

@@ -55,7 +55,7 @@ def enqueue_job(
     ``labelled`` writes meta and tags too.  ``limited``: the message waits to be admitted.
     ``across``: the unique key is one of all queues.
 
-    Returns no row if another unfinished job holds the unique key.  DO NOTHING, because DO UPDATE of
+    Returns no row if another job holds the unique key.  DO NOTHING, because DO UPDATE of
     the holder costs twelve times as much under contention.
     """
     values: dict[str, Any] = {
@@ -104,7 +104,8 @@ def enqueue_unique_jobs(
     """Insert a chunk of jobs, each with its unique key; returns the new jobs and the holders of
     taken keys.
 
-    Also for jobs under limits, whose keys differ from job to job.
+    Also for jobs under limits, with or without unique keys: their limit keys differ from job to
+    job.
 
     The holders are read in the statement's snapshot, so that a holder which ends while the
     statement runs, perhaps waiting for other enqueuers, is still found.
@@ -174,6 +175,7 @@ class IfKeyTaken(StrEnum):
     SKIP_ACROSS = "skip across queues"
     """Two indexes may refuse the row: an arbiter for one would raise what the other refuses."""
     LOCK = "lock"
+    """Never with keys across queues: ``Unique`` refuses these with replace and postpone."""
 
 
 def _only_holders(holder: sa.Select[Any], keys: sa.Select[Any], across: bool) -> sa.Select[Any]:
@@ -471,7 +473,7 @@ class Enqueues:
 
 
 def holders(executor: Executor, queue: str, keys: Iterable[str]) -> dict[str, KeyHolder]:
-    """Return the unfinished jobs of a queue that hold these keys, or of all queues: all keys have
+    """Return the jobs of a queue that hold these keys, or of all queues: all keys have
     the same scope."""
     keys = list(keys)
     parameters = {"queue": queue, "keys": json.dumps(keys)}

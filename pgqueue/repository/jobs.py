@@ -628,7 +628,7 @@ def raising_duplicate(
             raise
         name = f"job {job}" if isinstance(job, int) else repr(job)
         found = holder()
-        other = f"job {found.id}" if found else "another unfinished job"
+        other = f"job {found.id}" if found else "another job"
         of_queue = "" if is_across_queues(unique_key) else " of its queue"
         duplicate = DuplicateJob(
             f"{name}: {other}{of_queue} holds the unique key {unique_key!r}; wait for that job "

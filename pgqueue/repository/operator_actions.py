@@ -130,7 +130,7 @@ def number_of_jobs(which: JobFilter, *, limit: int | None) -> sa.Executable:
 
 
 def number_of_taken_keys(which: JobFilter, *, limit: int) -> sa.Executable:
-    """How many of these ended jobs have a unique key that an unfinished job holds."""
+    """How many of these ended jobs have a unique key that another job holds."""
     ids = job_ids(which, limit=limit, newest_first=False).subquery("found")
     # One probe of an index for each job: as a join, this could read all of `jobs`.
     held = sa.alias(jobs, "held")

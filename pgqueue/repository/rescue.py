@@ -1,7 +1,8 @@
 """Rescue: give back the leases of dead workers, and delete rows that are no longer needed.
 
 Attempts end here only for workers that are declared dead or no longer exist.
-:mod:`pgqueue.worker.rescuer` decides which workers are dead, by the time it has observed them.
+:mod:`pgqueue.worker.duties.rescue` decides which workers are dead, by the time it has observed
+them.
 """
 
 from datetime import datetime

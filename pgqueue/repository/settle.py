@@ -178,8 +178,8 @@ def delete_succeeded() -> sa.Executable:
     """Delete jobs that have succeeded and are not kept; returns those that were deleted.
 
     Leaves other jobs to the ordinary settle: those that are not ours, were asked to cancel, or keep
-    the key of a period.  Locks the leases before the jobs, as everywhere, so that a cancel that was
-    requested meanwhile is seen.
+    the key of a period.  Locks the leases before the jobs, as everywhere, and deletes only those of
+    deleted jobs: a job whose cancel was requested meanwhile keeps its lease, and is settled.
     """
     given = _given_successes()
     ours = (
@@ -281,9 +281,9 @@ def write_outcomes(settled: sa.CTE, *more: str) -> sa.Executable:
     Returns each job and its outcome, and ``more`` of its columns, meta as text.
 
     The job's row decides: a job that has ended meanwhile keeps its outcome.  Three rules hold for
-    every outcome: a requested cancel takes precedence; a last attempt that was used up fails the
-    job; and a job that goes on gets a message here, or a waiting message if its next start counts
-    under a rate.  The follow-up of a job that fails is enqueued here.
+    every outcome: a requested cancel takes precedence; a job that would go on fails if its last
+    attempt is used up; and a job that goes on gets a message here, or a waiting message if its next
+    start counts under a rate.  The follow-up of a job that fails is enqueued here.
     """
     interruptions = sa.cast(jobs.c.interruptions, sa.Integer) + ONE
     # NULL, which counts as false, if the attempt was not interrupted.

@@ -250,8 +250,8 @@ class Task(Generic[P, R]):
                 ]
             else:
                 encoded_rows = encoded.rows(enqueues.with_period(new, encoded.unique_keys))
-                raises = self._options.conflict != "return"
-                with connection.begin_nested() if raises else nullcontext():
+                may_raise = self._options.conflict != "return"
+                with connection.begin_nested() if may_raise else nullcontext():
                     job_ids = _enqueue_unique(
                         enqueues, new, encoded_rows, encoded.per_statement, self._options
                     )
@@ -370,8 +370,8 @@ class Task(Generic[P, R]):
         return PreparedJob(self._job_values_now(), self._encoded((), self.payload.loads(stored)))
 
     def enqueue_prepared(self, connection: Connection, job: "PreparedJob") -> int:
-        """Enqueue a prepared job of this task; returns its id, or that of the unfinished job that
-        holds its unique key."""
+        """Enqueue a prepared job of this task; returns its id, or that of the job that holds
+        its unique key."""
         enqueues, new = Enqueues(connection), _for_connection(job.new, connection)
         encoded = self._with_period(connection, new, job.encoded)
         if not new.changes_holder:
@@ -439,7 +439,7 @@ class Task(Generic[P, R]):
                 "on_conflict='return' or 'raise'"
             )
         if options.expires_in is not None and self._limits:
-            self._own_meta[DUE] = None
+            self._own_meta[DUE] = None  # the admission notes here when the job was due
         if options.on_failed is not None:
             self._own_meta[ON_FAILED] = self._follow_up_values(options.on_failed)
         self._job_values = NewJob(
@@ -478,7 +478,7 @@ class Task(Generic[P, R]):
                 "and no delay, run_at, timeout, meta, tags or on_failed; omit them"
             )
         try:
-            [argument] = follow_up._encoded((1,), {}).args
+            [argument] = follow_up._encoded((1,), {}).args  # its name
         except (ArgumentsError, PayloadError, ValueError) as error:
             raise TaskDefinitionError(
                 f"{self._where}: on_failed calls {follow_up.name} with the id of the failed job as "
@@ -620,8 +620,8 @@ def _enqueue_unique(
     """Enqueue jobs with unique keys; returns the id of the job of each row."""
     keys = [row.unique_key for row in rows]
     check_rows(options, keys)
-    row_of = rows_to_place(options, keys)  # for each row, the one that is enqueued for it
-    # By ascending key, over all chunks: two callers in opposite orders would deadlock.
+    row_of = rows_to_place(options, keys)  # for each row, by ascending key, that enqueued for it
+    # Over all chunks in this order: two callers in opposite orders would deadlock.
     order = list(dict.fromkeys(row_of.values()))
     job_ids: dict[int, int] = {}
     for start in range(0, len(order), per_statement):

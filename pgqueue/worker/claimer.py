@@ -107,7 +107,7 @@ class Claimer(Loop):
             aging=None if config.age_after is None else Aging(config.age_after),
         )
         self._tasks = runtime.task_names
-        """The tasks whose messages the last claim took."""
+        """The tasks whose messages the last claim was to take."""
         self._isolation = CrashIsolation(runtime.ledger.in_flight, self._cursors)
         self._prefetch = Prefetch(slots=config.slots, most=config.ahead)
         self._generation = 0
@@ -172,7 +172,8 @@ class Claimer(Loop):
             return 0.0
 
         self._learn_ages(attempts)
-        # Both before the claim.  It skips suspects while one runs, and that one may end meanwhile.
+        # Both are read before the claim: it skips suspects while one runs, which may end meanwhile,
+        # and does not see jobs that are admitted after it.
         was_idle, admitted = not runtime.ledger.in_flight, self._admitter.admitted
         is_sweep = self._is_sweep_due(connection)
         claim = self._claim(attempts, room, ahead=is_ahead, sweep=is_sweep)
@@ -234,7 +235,7 @@ class Claimer(Loop):
             runtime.statistics.claimed(claim.rows)
         if claim.rows:
             self._empty_claims = self._false_alarms = 0
-        if self._prefetch.was_full:
+        if self._prefetch.was_full:  # the claim found as many messages as it asked for
             self._listener.disarm()
             self._armed_at = None
         if claim.taken > limit:
@@ -346,7 +347,8 @@ class Claimer(Loop):
             self.stopping.wait(PAUSE)
         if self._armed_at is None and self._empty_claims <= len(BRIEF):
             self._wait_for_notification(BRIEF[self._empty_claims - 1])
-        # Arm at each sleep: the connection that held the sleepers' lock may have been replaced.
+        # To arm is to take the sleepers' lock: enqueuers notify only while somebody holds it.  At
+        # each sleep, because the connection that held it may have been replaced.
         elif self._listener.arm() or self._armed_at is None:
             # Claim once more: transactions committed before the lock did not notify.
             self._armed_at = time.monotonic()

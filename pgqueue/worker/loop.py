@@ -53,7 +53,11 @@ class Loop(WorkerThread):
         longest_wait: float = LONGEST_WAIT,
         is_kept: bool = False,
     ) -> None:
-        """``name``: of the thread and the connection.  ``stopping``: ends the loop too."""
+        """``name``: of the thread and the connection.  ``stopping``: ends the loop too.
+
+        ``longest_wait``: seconds between two tries after many errors, at most.  ``is_kept``: keep
+        the connection after a refused statement.
+        """
         super().__init__(name=name)
         self.stopping = stopping or Event()
         self.reconnecting = ReconnectingConnection(

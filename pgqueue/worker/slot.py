@@ -53,7 +53,7 @@ class Slot(WorkerThread):
     def work(self) -> None:
         while (claimed := self._next()) is not None:
             if not self.runtime.may_start(claimed):
-                continue
+                continue  # it was released, or is no longer this worker's
             attempt = self._set_current(claimed)
             if attempt.task.is_async:
                 has_slot = self.runtime.loop.wait_for(self._work_on_loop(attempt))
@@ -100,7 +100,7 @@ class Slot(WorkerThread):
     def _end(self, attempt: RunningAttempt, outcome: Outcome | None) -> bool:
         """Pass an attempt's outcome to the settler; False if another thread has the slot now."""
         self.current = None
-        is_first = attempt.finish()
+        is_first = attempt.finish()  # False: another thread has taken the attempt
         self.ran += 1
         self.busy += attempt.ended_at - attempt.started_at
         if is_first:
@@ -134,10 +134,11 @@ class Slot(WorkerThread):
             return None
         if isinstance(error, DBAPIError | PoolTimeout) and not attempt.has_begun:
             if isinstance(error, DBAPIError) and is_away(error):
-                # A connection from the pool may have broken in an outage that is over.
+                # A connection from the pool may have broken in an outage that is over: -inf begins
+                # no new one.
                 opened_at = float("-inf") if error.connection_invalidated else attempt.started_at
-                # Logs an outage once, not for each job that was claimed before it.
                 name = f"job {claimed.job_id}"
+                # Logs an outage once, not for each job that was claimed before it.
                 self.runtime.outage.record_error(error, name=name, opened_at=opened_at)
             else:
                 reason = words_of(error)
@@ -147,7 +148,8 @@ class Slot(WorkerThread):
             self.runtime.stopping.wait(WAIT_FOR_CONNECTION)
             return Released()
         if not (attempt.has_begun and isinstance(error, FAILURES)):
-            # An error in pgqueue itself must not end the slot.
+            # Not an error of the settle or the COMMIT, so one in pgqueue itself, which must not end
+            # the slot.
             words = "job %s: the worker failed around its handler"
             logger.exception(words, claimed.job_id, extra=fields)
         return after_error(attempt.task, claimed, server_error(error))
