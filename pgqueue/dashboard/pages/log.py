@@ -23,6 +23,8 @@ DOING = {
     "cancel": "Cancelling",
     "kill": "Cancelling",
 }
+LONGEST_SPREAD = 1e9
+"""Seconds; a hand has written a longer one."""
 ON_A_PAGE = 50
 SHOWN = 5
 """Of the jobs that a request has skipped, how many are named with the reason."""
@@ -117,15 +119,17 @@ def ended_in_words(action: Action) -> str:
 
 
 def _spread(action: Action) -> timedelta | None:
-    seconds = action.options.get("spread_s")
-    return timedelta(seconds=seconds) if isinstance(seconds, int | float) else None
+    seconds = dict(action.options).get("spread_s")
+    if isinstance(seconds, int | float) and 0 <= seconds < LONGEST_SPREAD:
+        return timedelta(seconds=seconds)
+    return None
 
 
 def _of(action: Action) -> int | None:
     """How many jobs an action is on, as they were counted before it; None if they were not."""
     if isinstance(action.target.get("jobs"), list):
         return len(action.target["jobs"])
-    of = action.options.get("of")
+    of = dict(action.options).get("of")
     return of if isinstance(of, int) else None
 
 
