@@ -264,6 +264,43 @@ def test_what_is_to_come_has_not_happened(queue: PgQueue) -> None:
     assert ("enqueued" in happened, " due " in happened) == (True, False)
 
 
+def test_attempts_after_a_requeue_are_told_from_those_before(queue: PgQueue) -> None:
+    is_broken = True
+
+    @queue.task(name="often", queue="mail", max_attempts=1)
+    def often() -> None:
+        if is_broken:
+            raise ValueError
+
+    job_id = often.delay().id
+    run(queue)
+    is_broken = False
+    visitor = Visitor(queue)
+    visitor.post(f"/jobs/{job_id}/requeue")
+    waiting = visitor.text(f"/jobs/{job_id}")
+    run(queue)
+    done = visitor.text(f"/jobs/{job_id}")
+
+    assert [page.count("requeued, with all its attempts again") for page in (waiting, done)] == [
+        1,
+        1,
+    ]
+    assert (
+        done.index("attempt 1: failed") < done.index("requeued, with") < done.index("attempt 1: s")
+    )
+    assert "Attempts 1 of 1 since it was requeued" in done
+
+
+def test_an_attempt_and_its_job_end_at_one_time(queue: PgQueue, engine: Engine) -> None:
+    cancelled(queue)
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE pgqueue.job_attempts SET finished_at = finished_at + interval '1 hour'")
+        )
+
+    assert "1.0 h" not in Visitor(queue).text("/jobs/1")
+
+
 def test_a_button_changes_one_job_and_logs_it(queue: PgQueue, engine: Engine) -> None:
     cancelled(queue)
     visitor = Visitor(queue, user="eve")

@@ -11,6 +11,7 @@ from pgqueue.dashboard.argument_forms import as_text, type_in_words
 from pgqueue.dashboard.rendering import span
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
 from pgqueue.models import JobStatus
+from pgqueue.outcomes import AttemptEnd
 from pgqueue.redaction import MASK, redacted
 from pgqueue.repository.follow_ups import ON_FAILED
 from pgqueue.repository.jobs import Change
@@ -32,6 +33,7 @@ PAGES: dict[str, tuple[str, str | None]] = {
 """The page about each kind of name, and its parameter; None for a page with all of them."""
 WAITING = (JobStatus.PENDING, JobStatus.BLOCKED)
 DEAD = (JobStatus.FAILED, JobStatus.CANCELLED)
+USED_UP = (AttemptEnd.FAILED, AttemptEnd.TIMEOUT, AttemptEnd.CRASHED)
 LONGEST_VALUE = 100_000
 """Characters of a value that a page shows."""
 MOST_ATTEMPTS = 50
@@ -69,7 +71,12 @@ def known(asked: Asked, job_id: int) -> tuple[JobDetails, Task[..., Any] | None]
 def shown(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> JobDetails:
     """What the user may see of a job: as ``pgqueue jobs ID`` has it, and less without rights."""
     job = masked(job, task) if task is not None else masked(without_values(job), None)
-    columns, past = dict(job.columns), job.past_attempts
+    columns, end = dict(job.columns), job.columns["finished_at"]
+    # The row of an attempt is written a moment after that of its job: one end for both.
+    past = [
+        one if end is None else one._replace(finished_at=min(one.finished_at, end))
+        for one in job.past_attempts
+    ]
     if not asked.may("view_arguments"):
         columns["args"] = None
     if not asked.may("view_results"):
@@ -95,6 +102,7 @@ def job(asked: Asked, job_id: int) -> Page:
             ([_word(asked, part) for part in one.words], one.remedy)
             for one in why(found, asked.queue.tasks)
         ],
+        is_requeued=_is_requeued(found),
         is_unfinished=found.status in UNFINISHED,
         steps=_steps(found),
         events=events[-MOST_EVENTS:],
@@ -178,7 +186,7 @@ def _href(asked: Asked, kind: str, name: object) -> str | None:
 def _steps(job: JobDetails) -> list[dict[str, Any]]:
     """The stretches as the macro ``timeline`` takes them."""
     shape = {"running": "running", "succeeded": "succeeded", "cancelled": "cancelled"}
-    return [
+    steps = [
         {
             "kind": "run" if one.is_run else "wait",
             "seconds": one.took.total_seconds(),
@@ -189,6 +197,15 @@ def _steps(job: JobDetails) -> list[dict[str, Any]]:
         }
         for one in stretches(job)
     ]
+    if job.status in WAITING and job.columns["run_at"] > job.read_at:
+        steps[-1]["label"] = f"due in {span(job.columns['run_at'] - job.read_at)}"
+    return steps
+
+
+def _is_requeued(job: JobDetails) -> bool:
+    """Whether more attempts have ended than the job counts: a requeue counts from the beginning."""
+    ended = sum(attempt.outcome in USED_UP for attempt in job.past_attempts)
+    return bool(ended + (job.status is JobStatus.SUCCEEDED) > job.columns["attempts"])
 
 
 def _follow_up(meta: Any) -> str | None:
