@@ -119,7 +119,7 @@ def ended_in_words(action: Action) -> str:
 
 
 def _spread(action: Action) -> timedelta | None:
-    seconds = dict(action.options).get("spread_s")
+    seconds = action.options.get("spread_s")
     if isinstance(seconds, int | float) and 0 <= seconds < LONGEST_SPREAD:
         return timedelta(seconds=seconds)
     return None
@@ -129,7 +129,7 @@ def _of(action: Action) -> int | None:
     """How many jobs an action is on, as they were counted before it; None if they were not."""
     if isinstance(action.target.get("jobs"), list):
         return len(action.target["jobs"])
-    of = dict(action.options).get("of")
+    of = action.options.get("of")
     return of if isinstance(of, int) else None
 
 
