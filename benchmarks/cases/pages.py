@@ -42,7 +42,7 @@ REFRESHED_EVERY = 5.0
 DRAINED = 400_000
 """Jobs of one drain, at most: it should take longer than a page stands."""
 PORTION = 100
-"""Failed jobs that an action on all that match finds."""
+"""How many failed jobs the filter of an action on many jobs matches."""
 THAT_MATCH = f"{PORTION} that match"
 
 # The job with the lowest number is the oldest; all have been enqueued within the last day.  One of
@@ -142,9 +142,8 @@ TABS = ("running", "due", "scheduled", "retrying", "blocked", "failed", "succeed
     full=Size(rows=10_000_000, jobs=1_000_000, turns=4),
 )
 def pages(bench: Bench, size: Size) -> Finding:
-    """The pages and actions of the dashboard beside ended jobs, a hundredth of them failed, and due
-    jobs, while a worker runs these and two others look at pages; and drains with and without these
-    two, in turns."""
+    """The pages and actions of the dashboard beside ended jobs, a hundredth of them failed, while a
+    worker runs due jobs and two users look at pages.  Also drains with and without these users."""
     finding = Finding()
     repeats = min(REPEATS, size.rows // 5_000)
     drained = min(DRAINED, size.rows // 3)
@@ -164,7 +163,7 @@ def pages(bench: Bench, size: Size) -> Finding:
         median = statistics.median(times[name])
         finding.remarks.append(f"| `{name}` | {median:.0f} | {slow[name]:.0f} |")
     finding.remarks.append("")
-    # An action on all that match works for up to two seconds before it answers, and then goes on.
+    # An action on many jobs may work for two seconds before it answers, and goes on after that.
     bounded = {name for name in times if not name.endswith(THAT_MATCH)}
     for what, is_action in (("page", False), ("action", True)):
         slowest = max(slow[name] for name in bounded if name.startswith("POST ") is is_action)

@@ -1,7 +1,7 @@
 """Commits in two phases on Citus, where a transaction may write rows of several nodes.
 
 Citus does not see what a transaction writes to plain tables, as ours are.  If all else that it
-writes is on one other node, Citus commits there first and here afterwards: a crash of this node in
+writes is on one other node, Citus commits there first and here afterwards.  A crash of this node in
 between would leave the application's row without its job.  In two phases both are kept or neither.
 """
 

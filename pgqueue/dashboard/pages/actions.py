@@ -157,7 +157,7 @@ def _check_scope(asked: Asked, action: Action) -> None:
     access = asked.access
     for then, now in ((which.queues, access.queues), (which.tags, access.tags)):
         if now is not None and (then is None or not then <= set(now)):
-            raise Refused(f"action {action.id} has jobs that you may not see by now", 403)
+            raise Refused(f"action {action.id} has jobs that you may not see any more", 403)
 
 
 def _work(asked: Asked, action: Action) -> Answer:

@@ -88,13 +88,14 @@ def entry(
     ``is_working``: this request has done a part of it, and the page goes on by itself.  ``left``:
     the jobs that the request has skipped.
     """
+    fingerprint = bulk.error_of(action)
     return Page(
         "log_entry.html",
         title=f"{action.action.replace('_', ' ').capitalize()}, action {action.id}",
         command=f"pgqueue log --before {(action.id or 0) + 1} --limit 1",
         action=action,
         target=_target(asked, action),
-        error=errors_of(asked, [bulk.error_of(action)]).get(bulk.error_of(action)),
+        error=errors_of(asked, [fingerprint]).get(fingerprint),
         options=options_in_words(action),
         of=_of(action),
         doing=DOING.get(action.action, "Doing"),
