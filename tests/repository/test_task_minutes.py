@@ -4,7 +4,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 
 from chaos.interleavings.logical_workers import committed, stored, waiting
 from pgqueue import TaskMinute
@@ -106,8 +106,15 @@ def test_old_minutes_are_folded_into_tens_and_hours(engine: Engine) -> None:
     def prune(connection: Connection) -> None:
         assert not TaskMinutes(connection).prune()
 
+    def written_by(connection: Connection) -> set[str]:
+        return set(connection.scalars(text("SELECT xmin::text FROM pgqueue.task_minutes")))
+
     committed(engine, prune)
-    committed(engine, prune)  # the rows of tens and hours stay as they are
+    with engine.connect() as connection:
+        before = written_by(connection)
+    committed(engine, prune)
+    with engine.connect() as connection:
+        assert written_by(connection) == before, "the rows of tens and hours are not written again"
 
     rows = stored(engine, TaskMinute)
     found = {(row.task, NOW - int(row.at.timestamp()) // 60): row for row in rows}
