@@ -51,6 +51,8 @@ def call(
             outcome = outcome_of(task, claimed, task.function(*injected, **arguments))
             if write_pending is not None:
                 write_pending()  # a flush runs the application's own event handlers
+        if write_pending is not None:
+            write_pending()  # what middleware has done after its handler
         return outcome
     except BaseException as error:  # the one broad except: a user's task may raise anything
         if can_replay(error):
@@ -83,6 +85,8 @@ async def call_async(
             outcome = outcome_of(task, claimed, returned)
             if write_pending is not None:
                 await write_pending()
+        if write_pending is not None:
+            await write_pending()
         return outcome
     except BaseException as error:  # the one broad except: a user's task may raise anything
         if asyncio._get_running_loop() is None:

@@ -132,9 +132,8 @@ def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:
                             write_pending=partial(write_pending, session),
                             can_replay=can_replay,
                         )
-                    # In a transaction only if it was used again after its flush, as by middleware.
                     # Otherwise it is kept: its ``after_commit`` listeners may use it.
-                    if not outcome.keeps_writes or session.in_transaction():
+                    if not outcome.keeps_writes:
                         attempt.forget_session()
                 if not outcome.keeps_writes:
                     return outcome

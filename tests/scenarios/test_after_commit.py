@@ -1,13 +1,13 @@
 """Listeners to ``after_commit`` hear of the COMMIT of a job, once, and of nothing before it."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, event, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
@@ -116,6 +116,37 @@ def test_also_after_a_commit_at_the_end_that_has_expired_what_they_read(
 
     assert run(queue, kind, act) == {"succeeded": 1}
     assert INDEX == [["committed by the handler"]]
+
+
+@pytest.mark.parametrize("use", ["reads", "writes"])
+def test_also_if_middleware_uses_the_session_after_its_handler(
+    engine: Engine, queue: PgQueue, kind: str, use: str
+) -> None:
+    def use_session(session: Session) -> None:
+        found = session.scalars(select(Note.word)).all()
+        if use == "writes":
+            session.add(Note(word=f"after {found[0]}"))
+
+    if kind == "sync":
+
+        @queue.middleware
+        def around(ctx: JobContext) -> Iterator[None]:
+            yield
+            use_session(ctx.session)
+
+    else:
+
+        @queue.middleware
+        async def around_async(ctx: JobContext) -> AsyncIterator[None]:
+            yield
+            await ctx.session.run_sync(use_session)
+
+    def act(session: Session, _: JobContext) -> None:
+        session.add(Note(word="its handler"))
+
+    assert run(queue, kind, act) == {"succeeded": 1}
+    written = ["its handler", "after its handler"][: 1 if use == "reads" else 2]
+    assert (INDEX, words(engine)) == ([written], written)
 
 
 def test_of_what_was_rolled_back_they_hear_nothing(queue: PgQueue, kind: str) -> None:
