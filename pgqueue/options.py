@@ -361,7 +361,7 @@ class Options:
 
     def hiding(self, names: Iterable[str]) -> "Options":
         """Return these options, with more secret arguments."""
-        return replace(self, secret_args=(*self.secret_args, *names))
+        return replace(self, secret_args=tuple(sorted({*self.secret_args, *names})))
 
     def _check(self) -> None:
         where = f"task {self.task}: "

@@ -278,6 +278,15 @@ def test_an_argument_is_secret_by_its_annotation(annotation: Any) -> None:
     assert sorted(task.options(priority=0).settings.secret_args) == ["others", "token"]
 
 
+def test_a_renamed_argument_is_secret_by_each_of_its_names() -> None:
+    def charge(token: str, amount: str) -> None: ...
+
+    renamed = {"key": "token", "password": "token", "sum": "amount"}
+    task = PgQueue().task(secret_args=["key"], renamed=renamed)(charge)
+
+    assert sorted(task.settings.secret_args) == ["key", "password", "token"]
+
+
 def test_a_record_whose_types_only_its_own_library_can_find_is_read_as_it_is_written() -> None:
     class Branch(pydantic.BaseModel):
         branches: "list[Branch]"

@@ -107,21 +107,22 @@ class Task(Generic[P, R]):
         self.owner = owner
         self.is_async = self.injection.is_async
         hints = self.injection.hints
-        secret = [name for name in self.payload.names if is_secret(hints.get(name))]
-        hidden = {*secret, *options.secret_args}
+        annotated = [name for name in self.payload.names if is_secret(hints.get(name))]
+        # A secret stays secret under each of its names: older jobs have it under an old one.
+        declared = {options.renamed.get(name, name) for name in options.secret_args}
+        hidden = {*annotated, *declared}
         for name in self.payload.names:
-            kind = unmaskable(hints.get(name), is_inside=name in options.secret_args)
+            kind = unmaskable(hints.get(name), is_inside=name in declared)
             if kind is not None:
                 raise TaskDefinitionError(
                     f"{self._where}: the secret argument {name!r} has values of the type "
                     f"{kind.__name__}, which errors quote in forms that cannot be masked; declare "
                     "text, a number, or a list or a dataclass of such, and convert it in the task"
                 )
-        # Jobs that were enqueued before a renaming have the argument under its old name.
         old = [name for name, new in options.renamed.items() if new in hidden]
         self._own_meta: dict[str, Any] = {}
         """What pgqueue itself notes in the meta of each job of this task."""
-        self._set_options(options.hiding([*secret, *old]))
+        self._set_options(options.hiding([*hidden, *old]))
 
     @property
     def _where(self) -> str:
