@@ -372,26 +372,21 @@ def all_limits() -> sa.Executable:
 @cache
 def held_by_key() -> sa.Executable:
     """How many places are held under each key.  Reads all places."""
-    state = _with_state(sa.select(limit_places).subquery("place")).subquery("state")
-    return (
-        sa.select(state.c.limit_key, count_rows())
-        .where(state.c.is_held)
-        .group_by(state.c.limit_key)
-    )
+    held = _held(sa.select(limit_places))
+    return sa.select(held.c.limit_key, count_rows()).group_by(held.c.limit_key)
 
 
 @cache
 def holders() -> sa.Executable:
-    """The first jobs that have a place under each of the first keys, by probes of keys."""
+    """The first jobs that hold a place under each of the first keys, found by probes of keys."""
     key = each_in_key(limit_places, "limit_key", name="key")
     shown = sa.select(key).limit(sa.literal_column(str(SHOWN_KEYS))).subquery("shown")
-    place = (
-        sa.select(limit_places.c.job_id)
-        .where(limit_places.c.limit_key == shown.c.limit_key)
-        .order_by(limit_places.c.job_id)
-        .limit(sa.literal_column(str(SHOWN_HOLDERS)))
-        .lateral("place")
+    places = sa.select(limit_places).join_from(
+        shown, limit_places, limit_places.c.limit_key == shown.c.limit_key
     )
+    held = _held(places)
+    order = pg.row_number().over(partition_by=held.c.limit_key, order_by=held.c.job_id)
+    place = sa.select(held, order.label("number")).subquery("numbered")
     job = (
         sa.select(jobs.c.task, jobs.c.queue)
         .where(jobs.c.id == place.c.job_id)
@@ -399,9 +394,10 @@ def holders() -> sa.Executable:
         .lateral("job")
     )
     return (
-        sa.select(shown.c.limit_key, place.c.job_id, job.c.task, job.c.queue)
-        .select_from(shown.join(place, sa.true()).join(job, sa.true()))
-        .order_by(shown.c.limit_key, place.c.job_id)
+        sa.select(place.c.limit_key, place.c.job_id, job.c.task, job.c.queue)
+        .select_from(place.join(job, sa.true()))
+        .where(place.c.number <= sa.literal_column(str(SHOWN_HOLDERS), sa.BigInteger))
+        .order_by(place.c.limit_key, place.c.job_id)
     )
 
 
@@ -514,6 +510,17 @@ def _with_state(place: sa.Subquery | sa.FromClause) -> sa.Select[*tuple[Any, ...
         job.c.queue,
         job.c.priority,
     ).select_from(place.outerjoin(job, sa.true()).outerjoin(message, sa.true()))
+
+
+def _held(places: sa.Select[Any]) -> sa.Subquery:
+    """Those of these places that are held, without the second places under a fair limit's name."""
+    state = _with_state(places.subquery("place")).subquery("state")
+    is_second = sa.exists().where(limits.c.name == state.c.limit_key, limits.c.is_fair)
+    return (
+        sa.select(state.c.limit_key, state.c.job_id)
+        .where(state.c.is_held, ~is_second)
+        .subquery("held")
+    )
 
 
 def _is_paused(message: sa.FromClause) -> sa.ColumnElement[bool]:
@@ -756,19 +763,17 @@ class Admissions:
 
     def _states(self, waiting: Counter[str]) -> list[LimitState]:
         rows = self._executor.execute(all_limits()).all()
-        fair = {row.name for row in rows if row.is_fair}
-        held: Counter[str] = Counter()
-        for key, count in self._executor.execute(held_by_key(), _pause_of(NOTHING_PAUSED)):
-            if key not in fair:  # skips second places, under the names of fair limits
-                held.update(dict.fromkeys({key, name_of(key)}, count))
+        counts = self._executor.execute(held_by_key(), _pause_of(NOTHING_PAUSED))
+        held = _by_name(row._tuple() for row in counts)
         return [
             LimitState(name, declared, capacity, is_set, held[name], waiting[name], *kind)
             for name, declared, capacity, is_set, *kind in rows
         ]
 
     def holders(self) -> list[LimitHolder]:
-        """Jobs that have places: the first five under each key, of the first 200 keys."""
-        return [LimitHolder(*row) for row in self._executor.execute(holders())]
+        """Jobs that hold places: the first five under each key, of the first 200 keys."""
+        rows = self._executor.execute(holders(), _pause_of(NOTHING_PAUSED))
+        return [LimitHolder(*row) for row in rows]
 
     def undeclared(self) -> dict[str, int]:
         """How many jobs wait for each limit that no worker has declared: no worker admits them."""

@@ -9,6 +9,7 @@ from pgqueue import Limit, OperatorAction, PgQueue, QueueSettings
 from pgqueue.dashboard import RIGHTS
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.queue_minutes import QueueMinutes
+from pgqueue.rules.limits import name_of
 
 
 @pytest.fixture
@@ -108,6 +109,33 @@ def test_a_limit_shows_the_jobs_that_hold_its_places(holding: PgQueue) -> None:
     words = Visitor(holding).text("/queues")
 
     assert "accounts 2 at once for each key 1 1 #1 pay" in words
+
+
+def test_a_place_that_its_job_has_left_is_neither_counted_nor_shown(
+    holding: PgQueue, engine: Engine
+) -> None:
+    execute(engine, "DELETE FROM pgqueue.message_queue")  # and no admission has met the place yet
+
+    words = Visitor(holding).text("/queues")
+
+    assert "accounts 2 at once for each key 0 1 \u2013" in words
+
+
+def test_a_job_that_takes_turns_is_shown_once(queue: PgQueue, engine: Engine) -> None:
+    fair = queue.task(name="send_to", fair_by="account")(lambda account: None)
+    with engine.begin() as connection:
+        Admissions(connection).declare(queue.limited.limits.values())
+    fair.delay(7)
+    with engine.begin() as connection:
+        keys, job_id = connection.execute(
+            text("SELECT limit_keys, target_id FROM pgqueue.waiting_messages")
+        ).one()
+        Admissions(connection).admit([job_id], notify=False)
+        Admissions(connection).add_places([(name_of(keys), job_id)])
+
+    words = Visitor(queue).text("/queues")
+
+    assert "in turns for each key 1 0 #1 send_to Change" in words
 
 
 def test_many_jobs_that_wait_for_a_limit_are_not_all_counted(
