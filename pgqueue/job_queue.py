@@ -116,8 +116,9 @@ class PgQueue(Operations):
     or of those that start in a period; for both, a tuple of two.
     ``application``: the name of this application, if others share the tables.  Workers then pause
     schedules and delete batches of their own application only.
-    ``version``: of the application, for example a tag or a commit.  Workers note when they have
-    first run it, and in which version an error has first occurred (:class:`Deploy`).
+    ``version``: of the application, for example a tag or a commit.  Workers note which one they
+    run, when they have first run it, and in which version an error has first occurred
+    (:class:`Deploy`).
     ``secret`` signs the tokens of :meth:`token`.
     ``nodes``: the URLs of several databases that each have tables and workers of their own, or
     ``"citus"`` for the nodes of the Citus cluster in which ``bind`` is (:attr:`nodes`).

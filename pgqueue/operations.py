@@ -318,7 +318,8 @@ class Operations:
         """Return the live workers, each with the jobs that it holds, in the order of their starts.
 
         A worker is live as long as no other has declared it dead.  ``heartbeat_age`` shows how old
-        its last heartbeat is, and ``attempts_ended`` what it had done by then.
+        its last heartbeat is, and ``attempts_ended`` what it had done by then; ``version`` is that
+        of its application.
         """
         return Workers(executor(session)).live()
 

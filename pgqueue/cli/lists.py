@@ -178,7 +178,7 @@ def _flow(flow: QueueFlow | None, count: QueueCount | None) -> dict[str, Any]:
 
 def _worker(worker: WorkerState) -> dict[str, Any]:
     first = ("id", "hostname", "pid", "queues", "is_quiet", "slots", "claimed_ahead", "started_at")
-    same = (*first, "heartbeat_age", "attempts_ended")
+    same = (*first, "heartbeat_age", "attempts_ended", "version")
     return {
         **{name: getattr(worker, name) for name in same},
         "jobs": len(worker.jobs),
@@ -275,6 +275,7 @@ WORKERS = View(
         "jobs/slots": lambda one: f"{len(one.jobs)}/{one.slots}",
         "last heartbeat": lambda one: f"{one.heartbeat_age.total_seconds():.1f} s ago",
         "ended": lambda one: one.attempts_ended,
+        "version": lambda one: one.version or "",
         "oldest job": _oldest_job,
     },
     otherwise="No worker lives.",

@@ -37,3 +37,6 @@ class WorkerProcess(Base):
 
     attempts_ended: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
     """How many attempts the process has ended, until the last heartbeat."""
+
+    version: Mapped[str | None]
+    """Of the application, as ``PgQueue(version=...)`` names it."""

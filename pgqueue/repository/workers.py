@@ -51,6 +51,7 @@ def register_worker() -> sa.Executable:
         backend_pid=pg.pg_backend_pid(),
         queues=json_parameter("queues"),
         slots=sa.bindparam("slots", type_=sa.SmallInteger),
+        version=sa.bindparam("version", type_=sa.Text),
     )
     # The row exists if the answer to the first try was lost.
     return row.on_conflict_do_nothing()
@@ -144,7 +145,7 @@ def live_workers() -> sa.Executable:
     worker = (workers.c.id, workers.c.hostname, workers.c.pid, workers.c.queues, workers.c.slots)
     age = span(clock() - workers.c.heartbeat_at)
     held = (leases.c.target_id, job.c.task, job.c.queue, leases.c.attempt)
-    lives = (moment(workers.c.started_at), age, workers.c.attempts_ended)
+    lives = (moment(workers.c.started_at), age, workers.c.attempts_ended, workers.c.version)
     return (
         sa.select(*worker, *lives, *held, moment(leases.c.started_at))
         .select_from(
@@ -293,6 +294,8 @@ class WorkerState:
     heartbeat_age: timedelta
     attempts_ended: int
     """How many attempts the process had ended at its last heartbeat."""
+    version: str | None
+    """Of the application, as ``PgQueue(version=...)`` names it; None if the worker has none."""
     jobs: tuple[HeldJob, ...]
     """Those that it runs or has claimed ahead, in the order of their claims."""
 
@@ -311,7 +314,14 @@ class Workers(Rescues):
     """All workers, behind one Session or Connection; the dead ones are rescued below."""
 
     def register(
-        self, worker_id: UUID, *, hostname: str, pid: int, queues: Sequence[str], slots: int
+        self,
+        worker_id: UUID,
+        *,
+        hostname: str,
+        pid: int,
+        queues: Sequence[str],
+        slots: int,
+        version: str | None = None,
     ) -> None:
         """Insert a new worker's row."""
         row = {
@@ -320,6 +330,7 @@ class Workers(Rescues):
             "pid": pid,
             "queues": json.dumps(list(queues)),
             "slots": slots,
+            "version": version,
         }
         self._executor.execute(register_worker(), row)
 
@@ -376,13 +387,9 @@ class Workers(Rescues):
         rows = self._executor.execute(live_workers())
         for _, of_worker in groupby(rows, key=lambda row: row[0]):
             held = list(of_worker)
-            id, hostname, pid, queues, slots, started_at, age, ended = held[0][:8]
-            jobs_held = tuple(HeldJob(*row[8:]) for row in held if row[8] is not None)
-            found.append(
-                WorkerState(
-                    id, hostname, pid, tuple(queues), slots, started_at, age, ended, jobs_held
-                )
-            )
+            id, hostname, pid, queues, *known = held[0][:9]
+            known.append(tuple(HeldJob(*row[9:]) for row in held if row[9] is not None))
+            found.append(WorkerState(id, hostname, pid, tuple(queues), *known))
         return found
 
     def leases_of(self, worker_id: UUID) -> list[tuple[int, int, int]]:

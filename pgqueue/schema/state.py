@@ -11,7 +11,7 @@ from pgqueue.models.schema_version import SchemaVersion
 from pgqueue.repository.tables import pg
 from pgqueue.schema import citus
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 """The version this code is written for.  Revision ``pgqueue_000N`` creates version N."""
 
 BY_PLACE = ("message_queue", "leases")

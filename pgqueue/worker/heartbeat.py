@@ -32,13 +32,15 @@ BEAT = 0.5
 class WorkerIdentity:
     """The id of this worker, and whether others may have declared it dead."""
 
-    def __init__(self, *, queues: Sequence[str], slots: int) -> None:
+    def __init__(self, *, queues: Sequence[str], slots: int, version: str = "") -> None:
         self.worker_id = uuid.uuid4()
         self.queues = queues
         """Names and patterns, as the row of this worker says them."""
         self.queue_names = [queue for queue in queues if not is_pattern(queue)]
         """The names of the queues from which it claims."""
         self.slots = slots
+        self.version = version
+        """Of the application; empty if it has none."""
         self.paused = NOTHING_PAUSED
         self.is_quiet = False
         """Whether an operator has taken all queues from this worker; it serves none again."""
@@ -119,6 +121,7 @@ class Heartbeat(Loop):
                 pid=os.getpid(),
                 queues=() if identity.is_quiet else identity.queues,
                 slots=identity.slots,
+                version=identity.version or None,
             )
         if connection is not self._connection:
             self._connection = connection

@@ -48,7 +48,9 @@ class WorkerRuntime:
         self.tasks = dict(queue.tasks)
         self.task_names = array_of(sorted(self.tasks))
         """The names of all tasks, as the array parameter of a statement."""
-        self.identity = WorkerIdentity(queues=config.queues, slots=config.slots)
+        self.identity = WorkerIdentity(
+            queues=config.queues, slots=config.slots, version=queue.version
+        )
         self.stopping = stopping
         self.outage = Outage()
         self.buffer = JobBuffer()

@@ -312,6 +312,16 @@ def test_workers_have_their_ids(queue: PgQueue, session: Session) -> None:
     assert (listed[0]["slots"], listed[0]["jobs"]) == (2, 0)
 
 
+def test_workers_have_the_versions_of_their_applications(queue: PgQueue, session: Session) -> None:
+    workers(session, 1, version="v7")
+    workers(session, 1)  # of an application without a version
+
+    heading, first, _ = lines(queue, "workers")
+
+    assert (heading.split()[-3], first.split()[-1]) == ("version", "v7")
+    assert [one["version"] for one in document(queue, "workers")["workers"]] == ["v7", None]
+
+
 def test_workers_have_the_jobs_that_they_hold(queue: PgQueue, session: Session) -> None:
     [worker] = workers(session, 1)
     job_id = queue.tasks["add"].delay(1).id

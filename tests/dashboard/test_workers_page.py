@@ -27,7 +27,13 @@ def start_worker(
     with Session(engine) as session, session.begin():
         session.add(
             WorkerProcess(
-                id=worker_id, hostname=host, pid=77, backend_pid=1, slots=slots, queues=list(queues)
+                id=worker_id,
+                hostname=host,
+                pid=77,
+                backend_pid=1,
+                slots=slots,
+                queues=list(queues),
+                version="v7",
             )
         )
         session.flush()
@@ -58,6 +64,7 @@ def test_an_operator_reads_what_each_worker_does(queue: PgQueue, engine: Engine)
     assert "mail, ma*" in words
     assert "#1 send, attempt 3 free 1 of 2 in use" in words
     assert "12,345" in words
+    assert ", version v7" in words
     assert "Quiet" in words
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -13,7 +14,7 @@ from chaos.interleavings.logical_workers import (
     enqueue_many,
     workers_at,
 )
-from pgqueue import PgQueue, WorkerState
+from pgqueue import PgQueue, Worker, WorkerState
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository.workers import Workers
 
@@ -73,6 +74,23 @@ def test_a_worker_says_how_many_attempts_it_has_ended(
         Workers(connection).beat(worker.id, attempts_ended=7)
 
     assert live(engine)[0].attempts_ended == 7
+
+
+@pytest.mark.parametrize(("version", "known"), [("v7", "v7"), ("", None)])
+def test_a_worker_says_which_version_of_its_application_it_runs(
+    engine: Engine, version: str, known: str | None
+) -> None:
+    found: list[WorkerState] = []
+    versioned = PgQueue(engine, version=version)
+
+    @versioned.task
+    def look(session: Session) -> None:
+        found.extend(versioned.workers(session))
+
+    look.delay()
+    Worker(versioned).run_until_empty(timeout=60)
+
+    assert [state.version for state in found] == [known]
 
 
 def test_an_async_session_reads_them_too(engine: Engine, worker: LogicalWorker) -> None:
