@@ -22,7 +22,6 @@ from pgqueue.rules.spans import exactly
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHORTEST = timedelta(seconds=1)
 LONGEST = timedelta(days=36_525)
-INSTANT = timedelta(microseconds=1)
 SECOND = timedelta(seconds=1)
 LATE = timedelta(minutes=1)
 """With ``catch_up="none"``, a tick that is late by more than this counts as missed."""
