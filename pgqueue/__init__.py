@@ -63,11 +63,11 @@ from pgqueue.models import (
 from pgqueue.nodes import Node
 from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze
 from pgqueue.redaction import Secret
-from pgqueue.repository.admit import LimitState
 from pgqueue.repository.batches import BatchState
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.job_state import JobState
 from pgqueue.repository.jobs import Change
+from pgqueue.repository.limits import LimitState
 from pgqueue.repository.schedules import ScheduleState
 from pgqueue.repository.workers import HeldJob, WorkerState
 from pgqueue.rules.limits import Limit

@@ -28,6 +28,7 @@ from pgqueue.repository.health import (
     Unreadable,
     Waiting,
 )
+from pgqueue.repository.limits import Limits
 from pgqueue.repository.nodes import read_number
 from pgqueue.repository.queue_minutes import FirstDue, LastCount, QueueMinutes
 from pgqueue.repository.schedules import ScheduleState
@@ -112,7 +113,7 @@ def of_jobs(queue: PgQueue, session: Session) -> Iterator[Finding]:
         (
             f"{_wait(jobs)} for {name}, which no worker has declared, and none admits them: start "
             "a worker with the code that declares it"
-            for name, jobs in Admissions(session).undeclared().items()
+            for name, jobs in Limits(session).undeclared().items()
         ),
         sound=("limits", "no job waits for a limit that no worker has declared"),
     )
@@ -192,6 +193,7 @@ def skipped_jobs(queue: PgQueue, session: Session) -> list[admission.Waiting]:
             sorted(served),
             tasks=open_tasks(queue.tasks, paused),
             paused=under_all_names(queue.tasks, paused),
+            rules=Limits(session).rules(),
             longer_than=LATE,
         )
         return {job.job_id: job for job in jobs}

@@ -24,13 +24,13 @@ from pgqueue.checks import (
 from pgqueue.database.callers import executor, in_transaction, may_notify, translated_errors
 from pgqueue.errors import ArgumentsError, OptionError
 from pgqueue.models import JobStatus
-from pgqueue.repository.admit import Admissions, LimitState
 from pgqueue.repository.batches import Batches, BatchState
 from pgqueue.repository.cancel import Cancels
 from pgqueue.repository.health import Health, StatusCount
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.job_state import JobState, JobStates
 from pgqueue.repository.jobs import Change, Jobs
+from pgqueue.repository.limits import Limits, LimitState
 from pgqueue.repository.listing import UNFINISHED, JobConditions, JobFilter
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checked_key, key_of
@@ -362,29 +362,29 @@ class Operations:
         where = f"limit {shown(name)}: "
         if capacity is not None:
             check_capacity(where, capacity)
-        admissions, own = Admissions(executor(session)), self.limited.limits
-        if name in own and name not in admissions.rules():
-            admissions.declare_new([own[name]])
-        rule = admissions.rules().get(name)
+        limits, own = Limits(executor(session)), self.limited.limits
+        if name in own and name not in limits.rules():
+            limits.declare_new([own[name]])
+        rule = limits.rules().get(name)
         if rule is None:
-            known = ", ".join(sorted(admissions.rules().keys() | own.keys())) or "none"
+            known = ", ".join(sorted(limits.rules().keys() | own.keys())) or "none"
             raise OptionError(f"{where}there is no such limit; known are {known}")
         if rule.is_strict and (capacity or 0) > 1:
             raise OptionError(f"{where}its order is strict, and the capacity {capacity}; give 1")
         if key is None:
-            admissions.set_capacity(name, capacity)
+            limits.set_capacity(name, capacity)
             return name
         values = checked_key(where, own.get(name), key)
         is_secret = any(task.has_secret_key(name) for task in self.tasks.values())
         of_key = key_of(name, values, is_secret=is_secret)
-        admissions.set_capacity_of_key(name, of_key, capacity)
+        limits.set_capacity_of_key(name, of_key, capacity)
         return of_key
 
     @translated_errors()
     def limits(self, session: Session | Connection | scoped_session[Any]) -> list[LimitState]:
         """Return the limits that workers have declared, with the number of held places and of jobs
         that wait.  Reads all of these jobs."""
-        return Admissions(executor(session)).all()
+        return Limits(executor(session)).all()
 
     @translated_errors()
     def check(self, session: Session | Connection | scoped_session[Any]) -> list[Violation]:

@@ -35,9 +35,9 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus, PausedTask, QueueSettings
 from pgqueue.nodes import Node
 from pgqueue.redaction import redacted, redacted_data
-from pgqueue.repository.admit import LimitState
 from pgqueue.repository.error_groups import ErrorGroups, in_hex
 from pgqueue.repository.health import LONGEST_SILENCE, Health
+from pgqueue.repository.limits import LimitState
 from pgqueue.repository.operator_actions import OperatorActions
 from pgqueue.repository.pages import Pages, PageStart, words_of
 from pgqueue.repository.queue_minutes import QueueCount, QueueFlow, QueueMinutes

@@ -18,7 +18,7 @@ from pgqueue.cli.options import (
     together,
 )
 from pgqueue.job_queue import PgQueue
-from pgqueue.repository.admit import LimitState
+from pgqueue.repository.limits import LimitState
 from pgqueue.rules.limits import has_own_capacity
 from pgqueue.terminal import harmless, print_json
 

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.models import SCHEMA, Job, JobStatus
 from pgqueue.repository.admit import Admissions
+from pgqueue.repository.limits import Limits
 from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment, readable, span
 from pgqueue.repository.tables import (
@@ -530,7 +531,7 @@ class Listing:
         if limit_keys is None or limit_keys == NOT_YOURS:
             return []
         admissions, keys = Admissions(self._executor), limit_keys.split(SEPARATOR)
-        rules = admissions.rules()
+        rules = Limits(self._executor).rules()
         places = admissions.places_under(keys, paused=NOTHING_PAUSED)
         holders: dict[str, list[int]] = {key: [] for key in keys}
         for place in places:

@@ -23,8 +23,8 @@ from pgqueue.findings import (
     of_tables,
     of_transactions,
 )
-from pgqueue.repository.admit import Admissions
 from pgqueue.repository.health import Health
+from pgqueue.repository.limits import Limits
 from pgqueue.schema import upgrade_database
 
 AT_ONCE = timedelta(0)
@@ -117,8 +117,8 @@ class TestJobsThatDoNotRun:
 
         skipped, _blocked = pay.delay(7).id, pay.delay(8).id
         with engine.begin() as connection:
-            Admissions(connection).declare([limit])
-            Admissions(connection).set_capacity_of_key("accounts", "accounts [8]", 0)
+            Limits(connection).declare([limit])
+            Limits(connection).set_capacity_of_key("accounts", "accounts [8]", 0)
             for table in ("jobs", "waiting_messages"):
                 earlier = "SET run_at = run_at - interval '10 minutes'"
                 connection.execute(text(f"UPDATE pgqueue.{table} {earlier}"))

@@ -8,6 +8,7 @@ from chaos.interleavings.logical_workers import execute, stored
 from pgqueue import Limit, OperatorAction, PgQueue, QueueSettings
 from pgqueue.dashboard import RIGHTS
 from pgqueue.repository.admit import Admissions
+from pgqueue.repository.limits import Limits
 from pgqueue.repository.queue_minutes import QueueMinutes
 from pgqueue.rules.limits import name_of
 
@@ -94,7 +95,7 @@ def test_a_user_of_some_tags_sees_no_numbers_of_whole_queues(
 def holding(queue: PgQueue, engine: Engine) -> PgQueue:
     """Account 7 holds a place, and another job of it waits."""
     with engine.begin() as connection:
-        Admissions(connection).declare(queue.limited.limits.values())
+        Limits(connection).declare(queue.limited.limits.values())
     for _ in range(2):
         queue.tasks["pay"].delay(7)
     with engine.begin() as connection:
@@ -124,7 +125,7 @@ def test_a_place_that_its_job_has_left_is_neither_counted_nor_shown(
 def test_a_job_that_takes_turns_is_shown_once(queue: PgQueue, engine: Engine) -> None:
     fair = queue.task(name="send_to", fair_by="account")(lambda account: None)
     with engine.begin() as connection:
-        Admissions(connection).declare(queue.limited.limits.values())
+        Limits(connection).declare(queue.limited.limits.values())
     fair.delay(7)
     with engine.begin() as connection:
         keys, job_id = connection.execute(

@@ -42,6 +42,7 @@ from pgqueue.repository import enqueue as enqueueing
 from pgqueue.repository import settle as settling
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.enqueue import Enqueues, NewJob
+from pgqueue.repository.limits import Limits
 from pgqueue.repository.messages import Start
 from pgqueue.repository.workers import NOTHING_PAUSED, Paused
 from pgqueue.rules.admission import Rule
@@ -402,9 +403,9 @@ def test_a_limit_that_has_become_strict_lets_one_job_run_whatever_was_set_before
 ) -> None:
     queue = PgQueue()
     with engine.begin() as connection:
-        Admissions(connection).declare([Limit(5, name="bus")])
+        Limits(connection).declare([Limit(5, name="bus")])
         queue.set_limit(connection, "bus", 3)
-        Admissions(connection).declare([Limit(1, name="bus", order="strict")])
+        Limits(connection).declare([Limit(1, name="bus", order="strict")])
         assert [(one.name, one.capacity) for one in queue.limits(connection)] == [("bus", 1)]
     put_some(engine, 3, "bus")
 
@@ -512,7 +513,7 @@ class TestRates:
     def _declared(self, engine: Engine) -> None:
         api = Limit(3, name="api", per=HOUR, burst=2)
         with engine.begin() as connection:
-            Admissions(connection).declare([api, Limit(1, name="strict", order="strict")])
+            Limits(connection).declare([api, Limit(1, name="strict", order="strict")])
 
     @staticmethod
     def refill(engine: Engine, tokens: int = 1) -> None:
@@ -821,7 +822,7 @@ class TestKeys:
         self.set_key(engine, 5)
         strict = Limit(1, by="account", name="giro", order="strict")
         with engine.begin() as connection:
-            Admissions(connection).declare([strict])
+            Limits(connection).declare([strict])
         put_some(engine, 3, "giro [7]")
 
         assert admit(engine) == 1
@@ -838,15 +839,15 @@ class TestKeys:
 class TestDeclared:
     def test_the_capacity_that_was_set_takes_precedence(self, engine: Engine) -> None:
         with engine.begin() as connection:
-            admissions = Admissions(connection)
-            admissions.declare([Limit(2, name="task"), Limit(1, name="line", order="strict")])
-            assert admissions.set_capacity("task", 5)
-            admissions.declare([Limit(3, name="task")])
-            assert admissions.rules() == {"task": Rule(5), "line": Rule(1, is_strict=True)}
+            limits = Limits(connection)
+            limits.declare([Limit(2, name="task"), Limit(1, name="line", order="strict")])
+            assert limits.set_capacity("task", 5)
+            limits.declare([Limit(3, name="task")])
+            assert limits.rules() == {"task": Rule(5), "line": Rule(1, is_strict=True)}
 
-            assert admissions.set_capacity("task", None)
-            assert admissions.rules()["task"] == Rule(3)
-            assert not admissions.set_capacity("unknown", 5)
+            assert limits.set_capacity("task", None)
+            assert limits.rules()["task"] == Rule(3)
+            assert not limits.set_capacity("unknown", 5)
 
 
 FAR = """

@@ -35,6 +35,7 @@ from pgqueue.outcomes import (
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.enqueue import Enqueues, NewJob
 from pgqueue.repository.jobs import Jobs
+from pgqueue.repository.limits import Limits
 from pgqueue.repository.listing import Listing
 from pgqueue.repository.why import Kind, Name, Reason, why
 from pgqueue.repository.workers import Workers
@@ -70,7 +71,7 @@ def run(engine: Engine, worker: LogicalWorker, outcome: Outcome, **options: Any)
 
 def declare(engine: Engine, *limits: Limit) -> None:
     with engine.begin() as connection:
-        Admissions(connection).declare(limits)
+        Limits(connection).declare(limits)
 
 
 def put(engine: Engine, keys: str, count: int, *, admitted: int = 0) -> list[int]:
@@ -253,7 +254,7 @@ def it_is_behind_another_in_order(engine: Engine, worker: LogicalWorker) -> int:
 def its_key_is_paused(engine: Engine, worker: LogicalWorker) -> int:
     declare(engine, Limit(2, by="account", name="bank"))
     with engine.begin() as connection:
-        Admissions(connection).set_capacity_of_key("bank", "bank [7]", 0)
+        Limits(connection).set_capacity_of_key("bank", "bank [7]", 0)
     return put(engine, "bank [7]", 1)[0]
 
 
@@ -261,7 +262,7 @@ def its_key_is_paused(engine: Engine, worker: LogicalWorker) -> int:
 def its_limit_is_paused(engine: Engine, worker: LogicalWorker) -> int:
     declare(engine, Limit(2, name="bank"))
     with engine.begin() as connection:
-        assert Admissions(connection).set_capacity("bank", 0)
+        assert Limits(connection).set_capacity("bank", 0)
     return put(engine, "bank", 1)[0]
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 from worker_rig import Rig
 
 from pgqueue import Job, JobStatus, Limit, PgQueue, Worker
-from pgqueue.repository.admit import Admissions
+from pgqueue.repository.limits import Limits
 
 pytestmark = pytest.mark.journey
 
@@ -124,7 +124,7 @@ def test_jobs_of_a_limit_that_the_code_has_no_more_are_admitted(
             session.commit()
         declared = rig.queue.limited.limits.values()
         with rig.engine.begin() as connection:
-            Admissions(connection).declare(declared)
+            Limits(connection).declare(declared)
 
         later = PgQueue(rig.engine)
         later.task(name=limited_tasks.one_of_a_key.name)(lambda key, milliseconds=1: None)

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
 from pgqueue.filter_line import STATUSES, line_of
 from pgqueue.models import QueueSettings
-from pgqueue.repository.admit import Admissions, LimitHolder, LimitState
+from pgqueue.repository.limits import LimitHolder, Limits, LimitState
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.queue_minutes import LastCount, QueueCount, QueueFlow, QueueMinutes
 from pgqueue.repository.workers import WorkerState
@@ -139,8 +139,8 @@ class LimitRow:
 
 
 def _read_limits(asked: Asked, session: Session) -> list[LimitRow]:
-    admissions, own = Admissions(session), asked.queue.limited.limits
-    holders, (states, more) = admissions.holders(), admissions.at_a_glance()
+    limits, own = Limits(session), asked.queue.limited.limits
+    holders, (states, more) = limits.holders(), limits.at_a_glance()
     found = []
     for state in states:
         fits = [one for one in holders if state.name in (one.key, name_of(one.key))]
@@ -200,7 +200,7 @@ def _queue(asked: Asked) -> str:
 def set_limit(asked: Asked) -> Done:
     """Set the capacity of a limit or of one of its keys; empty: that of the code."""
     name, key = _limit(asked)
-    capacity, limits = asked.posted_whole("capacity"), Admissions(asked.session)
+    capacity, limits = asked.posted_whole("capacity"), Limits(asked.session)
     before = limits.capacities()
     written = asked.queue.set_limit(asked.session, name, capacity, key=key)
     after = limits.capacities()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from pgqueue.repository.admit import FIRST_LANE, FIRST_PLACE, Admissions, LaneKey
+from pgqueue.repository.limits import Limits
 from pgqueue.repository.workers import Paused
 from pgqueue.rules.admission import (
     Buckets,
@@ -146,7 +147,7 @@ class AdmissionRounds:
         """Admit from the next lanes, in the transaction that the caller has begun."""
         admissions = Admissions(connection)
         self._round.admitting = ()
-        rules = {**self._own, **admissions.rules()}
+        rules = {**self._own, **Limits(connection).rules()}
         if self._round.are_all_read:
             return self._take_turns(admissions, rules)
         return self._read_lanes(admissions, rules)

@@ -13,8 +13,8 @@ from threading import Event
 from sqlalchemy import Connection, Engine
 
 from pgqueue.database.settings import ADMITTING
-from pgqueue.repository.admit import Admissions
 from pgqueue.repository.claim import Claimed
+from pgqueue.repository.limits import Limits
 from pgqueue.rules.limits import Limited
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 from pgqueue.worker.loop import Loop
@@ -64,7 +64,7 @@ class Admitter(Loop):
 
     def look_for_limits(self, connection: Connection) -> None:
         """Find out whether limits are in use: jobs may wait for limits of earlier code."""
-        self.is_in_use = self.is_in_use or Admissions(connection).are_declared()
+        self.is_in_use = self.is_in_use or Limits(connection).are_declared()
 
     def settled(self, jobs: Iterable[Claimed]) -> None:
         """Begin a round soon if one of these jobs may have held a place."""
@@ -90,7 +90,7 @@ class Admitter(Loop):
         try:
             if not self._are_declared:
                 with connection.begin():
-                    Admissions(connection).declare(self._limited.limits.values())
+                    Limits(connection).declare(self._limited.limits.values())
                 self._are_declared = True
             self._rounds.begin()
             wait, is_last = self._poll_interval, False
