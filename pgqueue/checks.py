@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from pgqueue.errors import ArgumentsError, OptionError
 
@@ -147,6 +148,14 @@ def start(value: Any) -> str | None:
 def key(value: Any) -> str | None:
     is_right = value is None or isinstance(value, str) or callable(value)
     return None if is_right else "give a string, a callable or None"
+
+
+def node_key(value: Any) -> str | None:
+    if isinstance(value, UUID) or (type(value) is int and -BIGINT <= value < BIGINT):
+        return None
+    if isinstance(value, str) and value.isprintable():
+        return None
+    return "give a whole number of 64 bits, a printable text or a UUID"
 
 
 def parameter_names(value: Any) -> str | None:

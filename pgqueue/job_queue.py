@@ -271,6 +271,11 @@ class PgQueue(Operations):
         return [] if self._nodes is None else nodes_of_citus(self.engine)
 
     @property
+    def is_on_citus(self) -> bool:
+        """Whether Citus knows the nodes, and finds the node of a key."""
+        return self._nodes == CITUS
+
+    @property
     def connection(self) -> Connection | None:
         """The Connection that the queue is bound to, as in a test; None if it has an engine."""
         bound = self.sessions.kw.get("bind")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from importlib.util import find_spec
 from typing import Any, Literal, TypedDict
+from uuid import UUID
 
 from pgqueue.checks import (
     AT_ONCE,
@@ -24,6 +25,7 @@ from pgqueue.checks import (
     check_start,
     instance,
     key,
+    node_key,
     one_of,
     optional,
     parameter_names,
@@ -94,6 +96,7 @@ class JobOptions(TypedDict, total=False):
     max_attempts: int
     meta: Mapping[str, Any]
     tags: Sequence[str]
+    node: int | str | UUID | None
 
 
 def seconds(stored: Any) -> timedelta:
@@ -218,6 +221,14 @@ class Options:
     )
     tags: Sequence[str] = option(
         (), anything, "texts to find jobs by, as with `pgqueue jobs --tag`", is_for="enqueue"
+    )
+    node: int | str | UUID | None = option(
+        None,
+        optional(node_key),
+        "a key, such as the id of a tenant: a Citus cluster keeps the job on the node that has the "
+        "rows of this key",
+        by_default="the node of the session",
+        is_for="enqueue",
     )
     transactional: bool = option(
         False,
@@ -376,6 +387,11 @@ class Options:
             raise OptionError(
                 f"{where}both unique and unique_key or on_duplicate are given; say it all in "
                 "unique, as in Unique(key=..., on_conflict='raise')"
+            )
+        if self.node is not None and unique is not None and unique.changes_holder:
+            raise OptionError(
+                f"{where}on_conflict={unique.on_conflict!r} changes a job of the session's node; "
+                "omit node, or give on_conflict='return' or 'raise'"
             )
         own = key if unique is None else unique.key
         if isinstance(own, str):

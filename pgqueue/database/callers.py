@@ -13,9 +13,12 @@ from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.errors import ArgumentsError, NotBound, SchemaMissing, SchemaTooOld
 from pgqueue.models import Job
 from pgqueue.models.base import SCHEMA
+from pgqueue.repository.two_phase import CITUS_SCHEMA
 
 UNDEFINED_TABLE = "42P01"
 UNDEFINED_COLUMN = "42703"
+UNDEFINED_FUNCTION = "42883"
+UNDEFINED_SCHEMA = "3F000"
 
 
 def sync_session(session: Any, where: str) -> Session:
@@ -85,6 +88,11 @@ def translated_errors() -> Iterator[None]:
         state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
         if state == UNDEFINED_TABLE:
             raise SchemaMissing(f"There are no pgqueue tables {_UPGRADE}") from error
+        if state in (UNDEFINED_FUNCTION, UNDEFINED_SCHEMA) and CITUS_SCHEMA in str(error.orig):
+            raise SchemaMissing(
+                "Citus has no function that enqueues on the node of a key. Run `pgqueue --app "
+                "module:queue upgrade --nodes all` when the cluster has nodes"
+            ) from error
         if state == UNDEFINED_COLUMN:
             raise SchemaTooOld(f"There are only older pgqueue tables {_UPGRADE}") from error
         raise

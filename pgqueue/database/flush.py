@@ -62,6 +62,15 @@ def held_job(session: Session, holding: KeyHolder) -> Job | None:
     return job
 
 
+def job_elsewhere(id: int) -> Job:
+    """Return the job of another node that holds a unique key; only its id is loaded."""
+    job = dispatch_at_flush(Job())
+    job.is_new = False
+    set_committed_value(job, "id", id)
+    make_transient_to_detached(job)
+    return job
+
+
 def placed_job(session: Session, placed: Placed) -> Job | None:
     """Return a job that an enqueue has created or changed, as its row is now.
 

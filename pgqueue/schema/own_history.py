@@ -4,7 +4,7 @@ from sqlalchemy import Engine
 
 from pgqueue.schema.node_numbers import number_by_citus
 from pgqueue.schema.state import SCHEMA_VERSION, read_state, verify, wait_for_other_upgrades
-from pgqueue.schema.two_phase import create_two_phase_table
+from pgqueue.schema.two_phase import create_on_all_nodes
 
 
 def upgrade_database(engine: Engine) -> None:
@@ -30,4 +30,4 @@ def upgrade_database(engine: Engine) -> None:
             command.upgrade(config, "head")
         verify(connection)
         number_by_citus(connection)
-    create_two_phase_table(engine)
+    create_on_all_nodes(engine)

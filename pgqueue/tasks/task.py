@@ -15,8 +15,14 @@ from pgqueue.context import Around, JobContext
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
-from pgqueue.database.collecting import note_for_batch
-from pgqueue.database.flush import dispatch_at_flush, held_job, loaded_job, placed_job
+from pgqueue.database.collecting import note_for_batch, refuse_in_batch
+from pgqueue.database.flush import (
+    dispatch_at_flush,
+    held_job,
+    job_elsewhere,
+    loaded_job,
+    placed_job,
+)
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
 from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
@@ -24,6 +30,7 @@ from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret, unmaskable
 from pgqueue.repository.batches import Callback
 from pgqueue.repository.deadlines import DUE
+from pgqueue.repository.delegation import NodeKey, enqueue_on_node
 from pgqueue.repository.enqueue import (
     TRIES_FOR_A_KEY,
     Enqueued,
@@ -70,6 +77,9 @@ class Owner(Protocol):
 
     @property
     def meta_sources(self) -> "Sequence[MetaSource]": ...
+
+    @property
+    def is_on_citus(self) -> bool: ...
 
     @property
     def queue_limits(self) -> Mapping[str, tuple[Limit, ...]]: ...
@@ -183,12 +193,18 @@ class Task(Generic[P, R]):
         whose ``is_new`` is False, or does what :class:`Unique` says.  Raises DuplicateJob if a
         handler enqueues under the key that its own job holds.  Raises ArgumentsError or
         PayloadError before anything is written.
+
+        With ``options(node=...)`` the Job is in no Session, and of a job that already held the
+        unique key only ``id`` is loaded: the rows are in the database of another node.
         """
         target = sync_session(session, self._where)
         encoded = self._encoded(args, kwargs)
         connection = joined(target, self._where)
         new = self._job_values_for(connection)
         encoded = self._with_period(connection, new, encoded)
+        if (key := self._options.node) is not None:
+            refuse_in_batch(target, self._where)
+            return self._enqueue_on_node(connection, key, encoded, new)
         if new.changes_holder:
             return self._enqueue_or_change(target, connection, encoded, new)
         for _ in range(TRIES_FOR_A_KEY):
@@ -235,6 +251,7 @@ class Task(Generic[P, R]):
         job that holds the key; with ``on_duplicate="raise"``, raises DuplicateJob and enqueues no
         row.
         """
+        self._refuse_node("enqueue_many")
         target = sync_session(session, self._where)
         encoded = self._arguments.of_rows(
             rows, limits=self._limits, max_bytes=self.owner.max_payload_bytes
@@ -274,6 +291,7 @@ class Task(Generic[P, R]):
         A Job that reaches a flush by ``merge``, a cascade or a pickle gets its message too.  A Job
         of a bulk insert does not.  The flush raises DuplicateJob if the unique key is taken.
         """
+        self._refuse_node("session.add(task.job(...))")
         if self._job_values.changes_holder:
             raise OptionError(
                 f"{self._where}: session.add(task.job(...)) cannot change another job, as "
@@ -320,6 +338,10 @@ class Task(Generic[P, R]):
                 session.expunge(changed)  # as loaded: the COMMIT would expire it
                 return changed
         encoded, new = self._encoded(args, kwargs), self._job_values_now()
+        if (key := self._options.node) is not None:
+            with self.owner.autocommitting() as connection:
+                in_period = self._with_period(connection, new, encoded)
+                return self._enqueue_on_node(connection, key, in_period, new)
         for _ in range(TRIES_FOR_A_KEY):
             # In autocommit one statement is one transaction, which saves two round trips.
             with self.owner.autocommitting() as connection, translated_errors():
@@ -344,6 +366,11 @@ class Task(Generic[P, R]):
         Raises OptionError.
         """
         changed, checked = copy.copy(self), self._options.of_job(options)
+        if checked.node is not None and not self.owner.is_on_citus:
+            raise OptionError(
+                f"{self._where}: node is for a Citus cluster, whose nodes PgQueue(nodes='citus') "
+                "knows; elsewhere omit it, and open a session on the node"
+            )
         changed._own_meta = self._own_meta | checked.noted(options)
         changed._set_options(checked)
         return changed
@@ -407,6 +434,7 @@ class Task(Generic[P, R]):
 
         Raises OptionError, ArgumentsError or PayloadError.
         """
+        self._refuse_node("the callback of a batch")
         new = self._job_values_now()
         if new.unique is not None or new.delay is not None or new.run_at is not None:
             raise OptionError(
@@ -467,6 +495,7 @@ class Task(Generic[P, R]):
             raise TaskDefinitionError(
                 f"{self._where}: on_failed is {follow_up!r}; give another task of this queue"
             )
+        follow_up._refuse_node("on_failed")
         new = follow_up._job_values
         if follow_up._limits:
             raise TaskDefinitionError(
@@ -551,6 +580,28 @@ class Task(Generic[P, R]):
             max_attempts=new.max_attempts,
             **(encoded.values() | new.labels),
         )
+
+    def _enqueue_on_node(
+        self, connection: Connection, key: NodeKey, encoded: EncodedCall, new: NewJob
+    ) -> Job:
+        """Enqueue a job on the node of a key; the Job is in no Session: its row is elsewhere."""
+        keys = {"unique_key": encoded.unique_key, "limit_keys": encoded.limit_keys}
+        for _ in range(TRIES_FOR_A_KEY):
+            with translated_errors():
+                row = enqueue_on_node(connection, key, new, encoded.text, **keys)
+            if isinstance(row, Enqueued):
+                return self._loaded_job(row, encoded, new)
+            if row is not None:
+                check_holder(self._options, row, encoded.unique_key)
+                return job_elsewhere(row)
+        raise key_never_free_error(new, encoded.unique_key)
+
+    def _refuse_node(self, what: str) -> None:
+        if self._options.node is not None:
+            raise OptionError(
+                f"{self._where}: {what} takes no node, which is for enqueue(...) and delay(...); "
+                "omit it, and open a session on the node"
+            )
 
     def _enqueue_or_change(
         self, session: Session, connection: Connection, encoded: EncodedCall, new: NewJob

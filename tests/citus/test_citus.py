@@ -7,19 +7,22 @@ these programs, and nothing of it stays.  Without ``CITUS_HOME`` they are skippe
 
 import asyncio
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Self
+from uuid import UUID
 
 import pytest
 from citus_cluster import HOST, Cluster, Node
 from conftest import directory_for_server
+from documents import ROOT
 from hosts import host_revision
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
@@ -27,8 +30,9 @@ from sqlalchemy.orm import Session
 from worker_rig import running
 
 from chaos.workers import PATIENCE, wait_until
-from pgqueue import PgQueue, Retry, Task, Worker, schema
+from pgqueue import DuplicateJob, Job, PgQueue, Retry, SchemaMissing, Task, Worker, schema
 from pgqueue.database.opening import backend_pid
+from pgqueue.repository.delegation import NodeKey
 from pgqueue.repository.nodes import BITS
 from pgqueue.repository.two_phase import TABLE
 from pgqueue.schema import SCHEMA_VERSION, upgrade_database, verify
@@ -76,6 +80,15 @@ def in_async_session(queue: PgQueue, tenant: int, order: int, ready: Ready) -> N
             await session.commit()
 
     asyncio.run(write())
+
+
+def by_key(queue: PgQueue, tenant: int, order: int, ready: Ready) -> None:
+    """The job is on the node of the key, as the order is."""
+    with queue.session() as session:
+        queue.tasks["fulfil"].options(node=tenant).enqueue(session, order)
+        session.execute(INSERT, {"tenant": tenant, "id": order})
+        ready(session.scalar(PID))
+        session.commit()
 
 
 PID = text("SELECT pg_backend_pid()")
@@ -131,8 +144,8 @@ def orders_and_jobs(here: Node, order: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("place", "way"),
-    [(0, in_session), (1, in_session), (1, in_async_session)],
-    ids=["coordinator", "worker", "async"],
+    [(0, in_session), (1, in_session), (1, in_async_session), (0, by_key)],
+    ids=["coordinator", "worker", "async", "by key"],
 )
 def test_a_node_that_dies_inside_of_commit_keeps_neither_order_nor_job(
     cluster: Cluster, place: int, way: Callable[[PgQueue, int, int, Ready], None]
@@ -140,7 +153,7 @@ def test_a_node_that_dies_inside_of_commit_keeps_neither_order_nor_job(
     here, there, order = cluster.nodes[place], cluster.workers[1], new_order()
     queue, tenant = queue_at(here), cluster.tenant_on(there)
     commit_and_kill(here, there, lambda ready: way(queue, tenant, order, ready))
-    assert orders_and_jobs(here, order) == (0, 0)
+    assert [orders_and_jobs(node, order) for node in cluster.nodes] == [(0, 0)] * 3
 
 
 def test_without_the_table_of_two_phases_the_order_is_kept_and_its_job_is_lost(
@@ -153,6 +166,87 @@ def test_without_the_table_of_two_phases_the_order_is_kept_and_its_job_is_lost(
     try:
         commit_and_kill(here, there, lambda ready: in_session(queue, tenant, order, ready))
         assert orders_and_jobs(here, order) == (1, 0)
+    finally:
+        cluster.upgrade()
+
+
+@pytest.mark.parametrize(
+    ("key", "sql_type"), [(7, "bigint"), ("acme", "text"), (UUID(int=7), "uuid")]
+)
+def test_a_job_is_on_the_node_that_has_the_rows_of_its_key(
+    cluster: Cluster, key: NodeKey, sql_type: str
+) -> None:
+    at = cluster.coordinator
+    at.execute(f"CREATE TABLE of_{sql_type} (tenant {sql_type} PRIMARY KEY)")
+    at.execute(f"SELECT create_distributed_table('of_{sql_type}', 'tenant')")
+    queue = queue_at(at)
+    due_at = datetime(2100, 1, 1, tzinfo=UTC)
+    by_tenant = queue.tasks["fulfil"].options(node=key, tags=["a"], run_at=due_at)
+    insert = text(f"INSERT INTO of_{sql_type} VALUES (:key)")
+
+    with queue.session() as session:
+        rolled_back = by_tenant.enqueue(session, new_order())
+        session.execute(insert, {"key": key})
+        session.rollback()
+        kept = by_tenant.enqueue(session, new_order())
+        session.execute(insert, {"key": key})
+        session.commit()
+    alone = queue.tasks["fulfil"].options(node=key, delay=timedelta(days=1)).delay(new_order())
+
+    node = cluster.node_of(f"of_{sql_type}", key)
+    group = node.scalar("SELECT groupid FROM pg_dist_local_group")
+    for job in (rolled_back, kept, alone):
+        assert job.id >> BITS == group
+    with PgQueue(node.url).session() as session:
+        assert session.get(Job, rolled_back.id) is None
+        for job in (kept, alone):
+            assert job.is_new
+            row = session.get_one(Job, job.id)
+            same = ("queue", "task", "args", "tags", "meta", "run_at", "created_at", "status")
+            assert [getattr(job, name) for name in same] == [getattr(row, name) for name in same]
+    assert kept.run_at == due_at
+    assert round((alone.run_at - alone.created_at) / timedelta(days=1)) == 1
+    assert at.scalar(f"SELECT count(*) FROM of_{sql_type}") == 1
+
+
+def test_keys_follow_a_table_of_the_application(cluster: Cluster) -> None:
+    """The statements of the page."""
+    page = (ROOT / "docs" / "how-to" / "several-nodes.md").read_text("utf-8")
+    [statements] = re.findall(r"^```sql\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    for statement in statements.strip().split(";"):
+        cluster.coordinator.execute(statement)
+
+    by_key = queue_at(cluster.coordinator).tasks["fulfil"]
+    for tenant in range(20):
+        node = cluster.node_of("orders", tenant)
+        job = by_key.options(node=tenant).delay(new_order())
+        assert job.id >> BITS == node.scalar("SELECT groupid FROM pg_dist_local_group")
+        queue_at(node).tasks["fulfil"].options(node=tenant).delay(new_order())
+    cluster.upgrade()  # keeps it so
+    assert by_key.options(node=tenant).delay(new_order()).id >> BITS == job.id >> BITS
+
+
+def test_equal_unique_keys_meet_on_the_node_of_their_key(cluster: Cluster) -> None:
+    queue, order = queue_at(cluster.coordinator), new_order()
+    one_each = queue.tasks["fulfil"].options(node="meet", unique_key=f"meet {order}")
+    with queue.session() as session:
+        first = one_each.enqueue(session, order)
+        again = one_each.enqueue(session, order)
+        session.commit()
+
+    assert (again.id, again.is_new, first.is_new) == (first.id, False, True)
+    assert one_each.delay(order).id == first.id
+    with pytest.raises(DuplicateJob):
+        one_each.options(on_duplicate="raise").delay(order)
+    assert one_each.options(unique_key=f"other {order}").delay(order).is_new
+
+
+def test_without_its_function_an_enqueue_by_key_says_what_to_run(cluster: Cluster) -> None:
+    queue = queue_at(cluster.coordinator)
+    cluster.coordinator.execute("DROP SCHEMA pgqueue_citus CASCADE")
+    try:
+        with pytest.raises(SchemaMissing, match="upgrade --nodes all"):
+            queue.tasks["fulfil"].options(node=7).delay(1)
     finally:
         cluster.upgrade()
 
@@ -198,7 +292,7 @@ class Load:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             for place, node in enumerate(self.nodes):
-                queue = PgQueue(node.url)
+                queue = PgQueue(node.url, nodes="citus")
                 task = self.task_of(queue)
                 stack.enter_context(running(Worker(queue, concurrency=4)))
                 enqueuer = threading.Thread(target=self.enqueue, args=[queue, task, place])
@@ -233,7 +327,8 @@ class Load:
             try:
                 with queue.session() as session:
                     session.execute(INSERT, {"tenant": tenant, "id": order})
-                    task.enqueue(session, tenant, order)
+                    by_key = task.options(node=tenant) if number % 2 else task
+                    by_key.enqueue(session, tenant, order)
                     if number % 5:
                         session.commit()
                         self.committed[place] += 1
@@ -254,7 +349,10 @@ class Load:
         return not any(node.scalar(open_jobs) + node.scalar(prepared) for node in self.nodes)
 
     def check(self) -> None:
-        """Each order has one job, each job one order, and each was fulfilled once."""
+        """Each order has one job, each job one order, and each was fulfilled once.
+
+        Half of the jobs were enqueued by key, on any node.
+        """
         orders = self.nodes[0].execute("SELECT id, done FROM orders")
         read = "SELECT (args ->> 'order')::bigint, 1 FROM pgqueue.jobs WHERE outcome = 'succeeded'"
         jobs = [row for node in self.nodes for row in node.execute(read)]
@@ -298,7 +396,8 @@ def test_a_node_is_added_and_drained_under_load(cluster: Cluster) -> None:
                 new.goes_on()
                 at.execute("SELECT rebalance_table_shards()")
                 new.goes_on()
-            at.execute(f"SELECT citus_drain_node('{HOST}', {node.port})")
+                # Until then, jobs by key are enqueued there.
+                at.execute(f"SELECT citus_drain_node('{HOST}', {node.port})")
             at.execute(f"SELECT citus_remove_node('{HOST}', {node.port})")
             old.goes_on()
         old.nodes = [*old.nodes, node]
@@ -341,6 +440,6 @@ _orders = count(1)
 
 
 def queue_at(node: Node) -> PgQueue:
-    queue = PgQueue(node.url)
+    queue = PgQueue(node.url, nodes="citus")
     queue.task(name="fulfil")(fulfil)
     return queue

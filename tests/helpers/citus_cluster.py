@@ -43,6 +43,7 @@ class Node:
                 "citus.node_conninfo": "sslmode=disable",
                 "citus.enable_statistics_collection": "off",
                 "citus.recover_2pc_interval": "1s",
+                "citus.shard_count": "4",  # to move each takes two seconds
             },
         )
         self.url = f"postgresql+psycopg://postgres@{HOST}:{self.port}/postgres?sslmode=disable"
@@ -141,3 +142,14 @@ class Cluster:
             """
         )
         return int(tenant)
+
+    def node_of(self, table: str, key: object) -> Node:
+        """The node that has the rows of a key."""
+        port = self.coordinator.scalar(
+            f"""
+            SELECT nodeport FROM pg_dist_placement JOIN pg_dist_node USING (groupid)
+            WHERE shardid = get_shard_id_for_distribution_column('{table}', '{key}')
+            """
+        )
+        [node] = [node for node in self.nodes if node.port == port]
+        return node

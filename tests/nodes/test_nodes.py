@@ -12,6 +12,7 @@ from shop_rig import command
 from some_nodes import DOWN, numbered
 from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from chaos.workers import wait_until
 from pgqueue import (
@@ -23,6 +24,8 @@ from pgqueue import (
     OptionError,
     PgQueue,
     PgQueueError,
+    SchemaMissing,
+    Unique,
     Worker,
 )
 from pgqueue.embedded import EmbeddedPostgres
@@ -227,3 +230,43 @@ def test_a_node_that_was_stopped_goes_on_where_it_was(
             assert add.delay().id >> 44 == job_id >> 44 == 2
             assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 2}
         queue.engine.dispose()
+
+
+def note(id: int) -> None: ...
+
+
+def test_a_key_of_a_node_is_refused_where_citus_does_not_know_the_nodes() -> None:
+    for queue in (PgQueue(), PgQueue(nodes=[URL])):
+        task = queue.task(name="t")(note)
+
+        with pytest.raises(OptionError, match=r"nodes='citus'.*open a session on the node"):
+            task.options(node=7)
+
+
+def test_a_key_of_a_node_needs_the_functions_of_an_upgrade(session: Session) -> None:
+    queue = PgQueue(session.get_bind(), nodes="citus")
+    task = queue.task(name="t")(note)
+
+    with pytest.raises(SchemaMissing, match="upgrade --nodes all"):
+        task.options(node=7).enqueue(session, 1)
+
+
+def test_a_key_of_a_node_is_refused_by_what_is_written_on_the_node_of_the_session(
+    session: Session,
+) -> None:
+    queue = PgQueue(session.get_bind(), nodes="citus")
+    task = queue.task(name="t")(note)
+    by_key = task.options(node="acme")
+
+    with pytest.raises(OptionError, match="enqueue_many takes no node"):
+        by_key.enqueue_many(session, [(1,)])
+    with pytest.raises(OptionError, match=r"session.add\(.* takes no node"):
+        by_key.job(1)
+    with pytest.raises(OptionError, match="callback of a batch takes no node"):
+        queue.batch(session, on_success=by_key).__enter__()
+    with pytest.raises(OptionError, match="on_failed takes no node"):
+        queue.task(name="of", on_failed=by_key)(note)
+    with pytest.raises(OptionError, match="'replace' changes a job of the session's node"):
+        task.options(node=7, unique=Unique(on_conflict="replace"))
+    with queue.batch(session), pytest.raises(OptionError, match="outside of the batch"):
+        by_key.enqueue(session, 1)
