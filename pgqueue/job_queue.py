@@ -49,7 +49,14 @@ from pgqueue.errors import ArgumentsError, NotBound, OptionError, TaskDefinition
 from pgqueue.events import AttemptCallback
 from pgqueue.middleware import Middleware, as_context_manager, layers_of
 from pgqueue.models import DEFAULT_QUEUE, Job
-from pgqueue.nodes import CITUS, Node, checked_nodes, nodes_of_citus, number_in_list
+from pgqueue.nodes import (
+    CITUS,
+    Node,
+    checked_nodes,
+    coordinator_elsewhere,
+    nodes_of_citus,
+    number_in_list,
+)
 from pgqueue.operations import Operations
 from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
@@ -274,6 +281,10 @@ class PgQueue(Operations):
     def is_on_citus(self) -> bool:
         """Whether Citus knows the nodes, and finds the node of a key."""
         return self._nodes == CITUS
+
+    def coordinator(self) -> URL | None:
+        """The URL of the coordinator, if the queue is bound to another node of Citus."""
+        return coordinator_elsewhere(self.engine) if self.is_on_citus else None
 
     @property
     def connection(self) -> Connection | None:

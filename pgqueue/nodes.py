@@ -114,6 +114,16 @@ def nodes_of_citus(engine: Engine) -> list[Node]:
     return nodes
 
 
+def coordinator_elsewhere(engine: Engine) -> URL | None:
+    """The URL of the coordinator, if the engine connects to another node of Citus, and that node
+    knows it."""
+    with engine.connect() as connection:
+        connection.detach()
+        if not citus.group_of(connection):
+            return None
+    return next((node.url for node in nodes_of_citus(engine) if node.number == 0), None)
+
+
 def number_in_list(engine: Engine, nodes: Sequence[Node]) -> None:
     """Give the node of an engine the number above all others, unless it has one.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
 from uuid import UUID
 
-from sqlalchemy import Connection, QueuePool
+from sqlalchemy import URL, Connection, QueuePool, create_engine
 
 from pgqueue import redaction, schema
 from pgqueue.database.handlers import check_binds
@@ -29,6 +29,7 @@ from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.batches import BatchEnder
 from pgqueue.worker.duties.depths import DepthCounter
+from pgqueue.worker.duties.elsewhere import ElsewhereListener
 from pgqueue.worker.duties.minutes import MinuteWriter
 from pgqueue.worker.duties.prune import Pruner
 from pgqueue.worker.duties.rescue import Rescuer
@@ -114,6 +115,9 @@ class Supervisor:
             listens=queue.notify,
             until_empty=until_empty,
         )
+        self._find_coordinator = queue.coordinator if queue.notify and not until_empty else None
+        self._coordinator: URL | None = None
+        """Where enqueuers by key notify, if this worker is on another node of Citus."""
         self._settler = Settler(
             self._engine,
             ledger,
@@ -182,6 +186,10 @@ class Supervisor:
         try:
             runtime.children.start()
             self._verify(is_over)
+            if self._coordinator is not None:
+                engine = create_engine(self._coordinator)
+                self._duties.append(ElsewhereListener(engine, self._claimer.notify_early))
+                self._loops.insert(0, self._duties[-1])
         except BaseException:
             self._close()  # no thread was started
             raise
@@ -230,6 +238,8 @@ class Supervisor:
         def verify(connection: Connection) -> bool:
             schema.verify(connection)
             self._admitter.look_for_limits(connection)
+            if self._find_coordinator is not None:
+                self._coordinator = self._find_coordinator()
             if any(task.is_transactional for task in self._runtime.tasks.values()):
                 self._runtime.isolation_level = isolation_of(self._application_engine)
             return True

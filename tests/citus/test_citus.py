@@ -209,6 +209,22 @@ def test_a_job_is_on_the_node_that_has_the_rows_of_its_key(
     assert at.scalar(f"SELECT count(*) FROM of_{sql_type}") == 1
 
 
+def test_an_enqueue_by_key_wakes_the_worker_of_the_node(cluster: Cluster) -> None:
+    at = cluster.coordinator
+    queue, node = queue_at(at), cluster.node_of('"pgqueue_citus".keys_bigint', 7)
+    by_key = queue.tasks["fulfil"].options(node=7)
+    of_node = queue_at(node)
+    # No poll would come within the test.
+    with running(Worker(of_node, poll_interval=timedelta(hours=1))):
+        for _ in range(5):
+            listening = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+            wait_until(lambda: at.scalar(listening) > 0, what="the worker listens")
+            with queue.session() as session:
+                job = by_key.enqueue(session, new_order())
+                session.commit()
+            wait_until(lambda: node.outcome(job.id) == "succeeded", what="the job has run")
+
+
 def test_keys_follow_a_table_of_the_application(cluster: Cluster) -> None:
     """The statements of the page."""
     page = (ROOT / "docs" / "how-to" / "several-nodes.md").read_text("utf-8")
