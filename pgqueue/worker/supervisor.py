@@ -28,8 +28,8 @@ from pgqueue.worker.config import WorkerConfig
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.batches import BatchEnder
+from pgqueue.worker.duties.coordinator import CoordinatorListener
 from pgqueue.worker.duties.depths import DepthCounter
-from pgqueue.worker.duties.elsewhere import ElsewhereListener
 from pgqueue.worker.duties.minutes import MinuteWriter
 from pgqueue.worker.duties.prune import Pruner
 from pgqueue.worker.duties.rescue import Rescuer
@@ -188,7 +188,7 @@ class Supervisor:
             self._verify(is_over)
             if self._coordinator is not None:
                 engine = create_engine(self._coordinator)
-                self._duties.append(ElsewhereListener(engine, self._claimer.notify_early))
+                self._duties.append(CoordinatorListener(engine, self._claimer.notify_early))
                 self._loops.insert(0, self._duties[-1])
         except BaseException:
             self._close()  # no thread was started

@@ -1,4 +1,4 @@
-"""Wake-ups from another database through which jobs are enqueued here: the coordinator of Citus."""
+"""Wake-ups on a node of Citus: who enqueues by key through the coordinator notifies there."""
 
 from collections.abc import Callable
 
@@ -16,12 +16,14 @@ PAUSE = 0.02
 """Seconds after a wake-up in which no enqueuer notifies: with NOTIFY, commits wait in turn."""
 
 
-class ElsewhereListener(Loop):
-    """The thread that listens on another database.  While that is down, the worker polls."""
+class CoordinatorListener(Loop):
+    """The thread that listens on the coordinator.  While that is down, the worker polls."""
 
     def __init__(self, engine: Engine, wake: Callable[[], None]) -> None:
         """``wake`` is called when a job may have been enqueued, perhaps before it is visible."""
-        super().__init__(engine, CLAIMING, Outage(), name="elsewhere", isolation_level="AUTOCOMMIT")
+        super().__init__(
+            engine, CLAIMING, Outage(), name="coordinator", isolation_level="AUTOCOMMIT"
+        )
         self._wake = wake
         self._listener = Listener(enabled=True)
         self._generation = 0
