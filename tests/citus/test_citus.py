@@ -25,7 +25,7 @@ from conftest import directory_for_server
 from documents import ROOT
 from hosts import host_revision
 from sqlalchemy import Connection, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.orm import Session
 from worker_rig import running
 
@@ -446,6 +446,24 @@ def test_a_role_that_may_only_enqueue_commits_in_two_phases(cluster: Cluster) ->
     tenant = cluster.tenant_on(there)
     commit_and_kill(here, there, lambda ready: in_session(queue, tenant, order, ready))
     assert orders_and_jobs(here, order) == (0, 0)
+
+
+def test_who_enqueues_by_key_needs_the_right_to_enqueue_on_the_node(cluster: Cluster) -> None:
+    cluster.coordinator.execute("CREATE ROLE clerk LOGIN")
+    queue = PgQueue(cluster.coordinator.url.replace("postgres@", "clerk@"), nodes="citus")
+    by_key = queue.task(name="fulfil")(fulfil).options(node=7)
+
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        by_key.delay(new_order())
+
+    for node in cluster.nodes:
+        with node.engine.begin() as connection:
+            schema.grant(enqueue="clerk", connection=connection)
+    with queue.session() as session:
+        assert by_key.enqueue(session, new_order()).is_new
+        session.commit()
+    assert by_key.options(unique_key="clerk").delay(1).is_new
+    assert not by_key.options(unique_key="clerk").delay(1).is_new
 
 
 def new_order() -> int:
