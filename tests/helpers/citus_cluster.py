@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Engine, NullPool, create_engine
 
+from chaos.workers import wait_until
 from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.schema import upgrade_database
 
@@ -89,6 +90,9 @@ class Node:
         for pid in [postmaster, *map(int, children)]:
             with suppress(ProcessLookupError):  # it has ended with the server
                 os.kill(pid, signal.SIGKILL)
+        # Until it has ended it answers, and a start would take it for a server that runs.
+        gone = Path(f"/proc/{postmaster}")
+        wait_until(lambda: not gone.exists(), what="the killed server has ended")
 
     def start(self) -> None:
         self.server.start()
