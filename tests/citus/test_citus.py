@@ -34,6 +34,7 @@ from pgqueue import DuplicateJob, Job, PgQueue, Retry, SchemaMissing, Task, Work
 from pgqueue.database.opening import backend_pid
 from pgqueue.repository.delegation import NodeKey
 from pgqueue.repository.nodes import BITS
+from pgqueue.repository.tables import SLEEPERS
 from pgqueue.repository.two_phase import TABLE
 from pgqueue.schema import SCHEMA_VERSION, upgrade_database, verify
 from pgqueue.schema.citus import distributed_tables
@@ -92,6 +93,10 @@ def by_key(queue: PgQueue, tenant: int, order: int, ready: Ready) -> None:
 
 
 PID = text("SELECT pg_backend_pid()")
+LISTENING = f"""
+    SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'
+    AND (classid::bigint << 32) + objid::bigint = {SLEEPERS}
+"""
 
 
 def fulfil(order: int) -> None: ...
@@ -217,8 +222,7 @@ def test_an_enqueue_by_key_wakes_the_worker_of_the_node(cluster: Cluster) -> Non
     # No poll would come within the test.
     with running(Worker(of_node, poll_interval=timedelta(hours=1))):
         for _ in range(5):
-            listening = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
-            wait_until(lambda: at.scalar(listening) > 0, what="the worker listens")
+            wait_until(lambda: at.scalar(LISTENING) > 0, what="the worker listens")
             with queue.session() as session:
                 job = by_key.enqueue(session, new_order())
                 session.commit()
