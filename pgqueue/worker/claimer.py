@@ -136,13 +136,6 @@ class Claimer(Loop):
         self._listener.poke()
         self._runtime.buffer.room.set()
 
-    def notify_early(self) -> None:
-        """Like :meth:`notify`, for a job that may become visible only now: look for it again, soon
-        at first and then ever more rarely."""
-        if self._armed_at is not None:
-            self._armed_at = time.monotonic()
-        self.notify()
-
     def wait_for_step(self) -> bool:
         """Whether there is another step; the waiting is done within the steps."""
         return not self.stopping.is_set() and not self.finished.is_set()

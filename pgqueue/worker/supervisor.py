@@ -188,7 +188,7 @@ class Supervisor:
             self._verify(is_over)
             if self._coordinator is not None:
                 engine = create_engine(self._coordinator)
-                self._duties.append(CoordinatorListener(engine, self._claimer.notify_early))
+                self._duties.append(CoordinatorListener(engine, self._claimer.notify))
                 self._loops.insert(0, self._duties[-1])
         except BaseException:
             self._close()  # no thread was started

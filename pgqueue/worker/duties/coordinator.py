@@ -20,7 +20,7 @@ class CoordinatorListener(Loop):
     """The thread that listens on the coordinator.  While that is down, the worker polls."""
 
     def __init__(self, engine: Engine, wake: Callable[[], None]) -> None:
-        """``wake`` is called when a job may have been enqueued, perhaps before it is visible."""
+        """``wake`` is called when a job may have been enqueued."""
         super().__init__(
             engine, CLAIMING, Outage(), name="coordinator", isolation_level="AUTOCOMMIT"
         )
