@@ -41,6 +41,43 @@ def figure(value: float | None, format: Literal["number", "span"]) -> str:
     return span(value) if format == "span" or value is None else number(int(value))
 
 
+def words(
+    series: Sequence[tuple[str, str, Sequence[float | None]]], format: Literal["number", "span"]
+) -> list[list[tuple[str, str]]]:
+    """The names and numbers of a chart by time, made once for its bars and its table."""
+    names = [name for name, _, _ in series]
+    slots = zip(*(values for _, _, values in series), strict=True)
+    return [
+        [(name, figure(value, format)) for name, value in zip(names, slot, strict=True)]
+        for slot in slots
+    ]
+
+
+def minutes(times: Sequence[datetime]) -> list[str]:
+    """The times of a chart, made once for its bars and its table."""
+    return [f"{time:%d %b %H:%M}" for time in times]
+
+
+def stacks(
+    series: Sequence[tuple[str, str, Sequence[float | None]]], top: float
+) -> list[list[tuple[str, float, float]]]:
+    """The bars of a chart by time, from the lowest: their kinds, upper ends and heights, in percent
+    of the height for ``top``.
+
+    Here, because a template takes several times as long for this.
+    """
+    found = []
+    for slot in zip(*(values for _, _, values in series), strict=True):
+        y, bars = 100.0, []
+        for (_, kind, _), value in zip(series, slot, strict=True):
+            if value:
+                height = 100 * value / top
+                y -= height
+                bars.append((kind, round(y, 2), round(height, 2)))
+        found.append(bars)
+    return found
+
+
 def highest(series: Sequence[tuple[str, str, Sequence[float | None]]], *, stacked: bool) -> float:
     """The largest number of a chart, or with ``stacked`` the largest sum at one time; 0 if none."""
     slots = zip(*(values for _, _, values in series), strict=True)
@@ -81,6 +118,9 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "number": number,
     "span": span,
     "figure": figure,
+    "words": words,
+    "minutes": minutes,
+    "stacks": stacks,
     "highest": highest,
     "age": age,
     "moment": moment,

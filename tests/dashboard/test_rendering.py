@@ -1,0 +1,25 @@
+"""Templates and their filters."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from pgqueue.dashboard.rendering import environment
+
+CHART = '{% import "macros.html" as ui with context %}{{ ui.chart("Ends", times, series) }}'
+
+
+def test_the_bars_of_a_chart_stand_on_each_other_and_the_table_has_each_number() -> None:
+    now = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    times = [now - timedelta(minutes=2), now - timedelta(minutes=1)]
+    series = [("succeeded", "done", [1500, 0]), ("failed", "failed", [300, None])]
+
+    chart = environment().from_string(CHART).render(times=times, series=series, now=now)
+
+    bars = re.findall(r'<rect class="k-(\w+)" x="([\d.]+)%" y="([\d.]+)%".*?height="(.*?)%"', chart)
+    assert bars == [("done", "0.0", "25.0", "75.0"), ("failed", "0.0", "10.0", "15.0")]
+    assert "01 Jan 11:58 UTC&#10;succeeded: 1,500&#10;failed: 300" in chart
+    rows = re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', chart)
+    assert [(time, re.findall(r">([^<]+)</td>", cells)) for time, cells in rows] == [
+        ("01 Jan 11:59", ["0", "–"]),  # noqa: RUF001
+        ("01 Jan 11:58", ["1,500", "300"]),
+    ]
