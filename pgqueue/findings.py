@@ -30,7 +30,7 @@ from pgqueue.repository.health import (
 )
 from pgqueue.repository.limits import Limits
 from pgqueue.repository.nodes import read_number
-from pgqueue.repository.queue_minutes import FirstDue, LastCount, QueueMinutes
+from pgqueue.repository.queue_minutes import FirstDue, LastCount
 from pgqueue.repository.schedules import ScheduleState
 from pgqueue.repository.two_phase import TABLE_EXISTS
 from pgqueue.repository.workers import Workers, WorkerState
@@ -150,15 +150,20 @@ def of_records(queue: PgQueue, session: Session) -> Iterator[Finding]:
 
 
 def at_a_glance(
-    queue: PgQueue, session: Session, *, count: LastCount | None, workers: Sequence[WorkerState]
+    queue: PgQueue,
+    session: Session,
+    *,
+    count: LastCount | None,
+    first: Sequence[FirstDue],
+    workers: Sequence[WorkerState],
 ) -> list[Finding]:
     """What needs attention, found without counting jobs.
 
-    ``count``: the last count of the queues.  Of tasks that the application does not know, it finds
-    those whose jobs are the first to start in their queue.  Asks for no settings of the server, nor
-    of this session, which has time limits of its own.
+    ``count``: the last count of the queues.  ``first``: their first due jobs; of tasks that the
+    application does not know, only these are found.  Asks for no settings of the server, nor of
+    this session, which has time limits of its own.
     """
-    health, first = Health(session), QueueMinutes(session).first_due()
+    health = Health(session)
     oldest = {one.queue: one for one in reversed(first)}
     found = [
         *(_unserved(one, count) for one in oldest.values() if not _is_served(one.queue, workers)),

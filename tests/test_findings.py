@@ -36,8 +36,10 @@ def start_worker(engine: Engine, *queues: str, silent_for: int = 0) -> None:
 
 
 def glance(queue: PgQueue, session: Session) -> Sequence[str]:
-    count = QueueMinutes(session).latest()
-    found = at_a_glance(queue, session, count=count, workers=queue.workers(session))
+    minutes, workers = QueueMinutes(session), queue.workers(session)
+    found = at_a_glance(
+        queue, session, count=minutes.latest(), first=minutes.first_due(), workers=workers
+    )
     return [f"{one.subject}: {one.detail}" for one in found]
 
 

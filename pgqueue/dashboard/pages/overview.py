@@ -60,8 +60,10 @@ def needs(asked: Asked, rows: QueueRows | None, session: Session) -> list[Need]:
     if asked.access.is_limited:
         return found
     found += _paused_tasks(session)
-    count, workers = rows.counted, rows.workers
-    for finding in at_a_glance(asked.queue, session, count=count, workers=workers):
+    glance = at_a_glance(
+        asked.queue, session, count=rows.counted, first=rows.first_due, workers=rows.workers
+    )
+    for finding in glance:
         endpoint, label = PAGE_OF.get(finding.subject, ("", ""))
         status = "failed" if finding.level is Level.WRONG else "pending"
         found.append(Need(status, finding.subject, finding.detail, endpoint, label))

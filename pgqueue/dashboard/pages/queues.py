@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -15,7 +15,13 @@ from pgqueue.filter_line import STATUSES, line_of
 from pgqueue.models import QueueSettings
 from pgqueue.repository.limits import LimitHolder, Limits, LimitState
 from pgqueue.repository.listing import JobFilter
-from pgqueue.repository.queue_minutes import LastCount, QueueCount, QueueFlow, QueueMinutes
+from pgqueue.repository.queue_minutes import (
+    FirstDue,
+    LastCount,
+    QueueCount,
+    QueueFlow,
+    QueueMinutes,
+)
 from pgqueue.repository.workers import WorkerState
 from pgqueue.rules.limits import has_own_capacity, name_of, rate_in_words
 from pgqueue.rules.served_queues import is_pattern, serves
@@ -60,20 +66,21 @@ class QueueRows:
 
     queues: Sequence[QueueRow]
     counted: LastCount | None
+    first_due: Sequence[FirstDue]
     workers: Sequence[WorkerState]
 
     def busiest(self, most: int) -> "QueueRows":
         """Those with the largest backlogs, in the order of their names."""
         first = sorted(self.queues, key=lambda row: (-row.count.backlog, row.name))[:most]
-        return QueueRows(sorted(first, key=lambda row: row.name), self.counted, self.workers)
+        return replace(self, queues=sorted(first, key=lambda row: row.name))
 
 
 def read_queues(asked: Asked, session: Session) -> QueueRows:
     """All queues that have or lately had jobs, or that are declared, served or paused."""
     minutes = QueueMinutes(session)
-    counted, flows = minutes.latest(), minutes.flows()
+    counted, flows, first_due = minutes.latest(), minutes.flows(), minutes.first_due()
     counts = {} if counted is None else counted.queues
-    oldest = {one.queue: one.since for one in reversed(minutes.first_due())}
+    oldest = {one.queue: one.since for one in reversed(first_due)}
     paused = {row.name: row.paused_at for row in session.scalars(select(QueueSettings))}
     workers = asked.queue.workers(session)
     named = {name for worker in workers for name in worker.queues if not is_pattern(name)}
@@ -95,6 +102,7 @@ def read_queues(asked: Asked, session: Session) -> QueueRows:
             for name in sorted(names)
         ],
         counted,
+        first_due,
         workers,
     )
 
