@@ -410,11 +410,13 @@ def target_in_words(action: Action, *, show_arguments: bool) -> str:
         if which.args and not show_arguments:
             return f"{line_of(replace(which, args=()))} and some arguments".strip()
         return line_of(which)
-    values = {
-        name: ", ".join(map(str, value)) if isinstance(value, list) else value
-        for name, value in action.target.items()
-    }
-    return "; ".join(f"{name} {value}" for name, value in values.items())
+    words = []
+    for name, value in action.target.items():
+        if isinstance(value, list):
+            name = name.removesuffix("s") if len(value) == 1 else name
+            value = ", ".join(map(str, value))
+        words.append(f"{name} {value}")
+    return "; ".join(words)
 
 
 def error_of(action: Action) -> int | None:

@@ -1,5 +1,6 @@
 """``pgqueue dashboard``: serves the dashboard alone, behind a user and a password."""
 
+import gc
 import hmac
 import ipaddress
 import secrets
@@ -106,6 +107,9 @@ def serve(
         )
         shown = f"[{host}]" if ":" in host else host
         on_start(f"http://{shown}:{listening.getsockname()[1]}/")
+        # Otherwise each full collection, in one request of twenty, reads all modules: 50 ms.
+        gc.collect()
+        gc.freeze()
         try:
             server.run()
         finally:

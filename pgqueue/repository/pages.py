@@ -46,7 +46,7 @@ LARGEST_WINDOW = 16_000
 GROWTH = 4
 QUICK = 0.02
 """A window should take so many seconds."""
-PATIENCE = timedelta(milliseconds=50)
+PATIENCE = timedelta(milliseconds=30)
 NEAR = 32
 """How many jobs in a row are read to find out what is there."""
 DISORDER = timedelta(minutes=1)

@@ -41,6 +41,16 @@ def test_the_newest_come_first_and_are_chosen(queue: PgQueue) -> None:
     assert "No action" in ann.text("/log?unfinished=yes")
 
 
+def test_one_job_is_named_as_one(queue: PgQueue) -> None:
+    add(queue, "ann", "requeue", target={"jobs": [7]})
+    add(queue, "ann", "cancel", target={"jobs": [8, 9]})
+
+    words = Visitor(queue).text("/log")
+
+    assert "requeue job 7" in words
+    assert "cancel jobs 8, 9" in words
+
+
 def test_the_actions_to_choose_from_are_those_of_the_manual(queue: PgQueue) -> None:
     manual = (ROOT / "docs/how-to/operators-log.md").read_text("utf-8")
     [row] = [line for line in manual.splitlines() if line.startswith("| `action`")]
