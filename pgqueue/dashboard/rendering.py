@@ -41,48 +41,79 @@ def figure(value: float | None, format: Literal["number", "span"]) -> str:
     return span(value) if format == "span" or value is None else number(int(value))
 
 
-def words(
-    series: Sequence[tuple[str, str, Sequence[float | None]]], format: Literal["number", "span"]
-) -> list[list[tuple[str, str]]]:
-    """The names and numbers of a chart by time, made once for its bars and its table."""
-    names = [name for name, _, _ in series]
-    slots = zip(*(values for _, _, values in series), strict=True)
-    return [
-        [(name, figure(value, format)) for name, value in zip(names, slot, strict=True)]
-        for slot in slots
-    ]
+Series = Sequence[tuple[str, str, Sequence[float | None]]]
+"""Of a chart: the name of each line or part of a bar, its kind in the style sheet, its numbers."""
 
 
-def minutes(times: Sequence[datetime]) -> list[str]:
-    """The times of a chart, made once for its bars and its table."""
-    return [f"{time:%d %b %H:%M}" for time in times]
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A time in a chart."""
+
+    x: float
+    """Its left end, in percent of the width."""
+    time: str
+    figures: Sequence[str]
+    """The numbers of the series, in words."""
+    hint: str
+    """What is shown when one points at it."""
+    bars: Sequence[tuple[str, float, float]]
+    """From the lowest: their kinds, upper ends and heights, in percent of the height."""
 
 
-def stacks(
-    series: Sequence[tuple[str, str, Sequence[float | None]]], top: float
-) -> list[list[tuple[str, float, float]]]:
-    """The bars of a chart by time, from the lowest: their kinds, upper ends and heights, in percent
-    of the height for ``top``.
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """What a chart shows, made here, because a template takes several times as long."""
 
-    Here, because a template takes several times as long for this.
-    """
-    found = []
-    for slot in zip(*(values for _, _, values in series), strict=True):
-        y, bars = 100.0, []
-        for (_, kind, _), value in zip(series, slot, strict=True):
-            if value:
-                height = 100 * value / top
-                y -= height
-                bars.append((kind, round(y, 2), round(height, 2)))
-        found.append(bars)
-    return found
+    axis: Sequence[str]
+    """The numbers beside it, from the top."""
+    slots: Sequence[Slot]
+    lines: Sequence[tuple[str, str]]
+    """The kind of each line, and its path; a slot is 1 wide, and the chart 100 high."""
 
 
-def highest(series: Sequence[tuple[str, str, Sequence[float | None]]], *, stacked: bool) -> float:
-    """The largest number of a chart, or with ``stacked`` the largest sum at one time; 0 if none."""
-    slots = zip(*(values for _, _, values in series), strict=True)
-    together = sum if stacked else max
-    return max((together(value or 0 for value in slot) for slot in slots), default=0)
+def plot(
+    times: Sequence[datetime], series: Series, format: Literal["number", "span"], *, lines: bool
+) -> Plot:
+    """The bars of a chart, or its lines."""
+    by_time = list(zip(*(values for _, _, values in series), strict=True))
+    together = max if lines else sum
+    high = max((together(value or 0 for value in values) for values in by_time), default=0)
+    powers = range(-3 if format == "span" else 0, 12)
+    tops = (step * 10.0**power for power in powers for step in (2, 4, 6, 8, 10))
+    top = next(top for top in tops if top >= high)
+    half = top / 2 if format == "span" else int(top / 2)
+    slots = []
+    for number, (time, values) in enumerate(zip(times, by_time, strict=True)):
+        moment, figures = f"{time:%d %b %H:%M}", [figure(value, format) for value in values]
+        named = (f"{name}: {one}" for (name, _, _), one in zip(series, figures, strict=True))
+        bars = [] if lines else _stacked([kind for _, kind, _ in series], values, top)
+        hint = "\n".join((f"{moment} UTC", *named))
+        slots.append(Slot(round(100 * number / len(times), 3), moment, figures, hint, bars))
+    paths = [(kind, _path(values, top)) for _, kind, values in series] if lines else []
+    return Plot([figure(one, format) for one in (top, half, 0)], slots, paths)
+
+
+def _stacked(
+    kinds: Sequence[str], values: Sequence[float | None], top: float
+) -> list[tuple[str, float, float]]:
+    y, bars = 100.0, []
+    for kind, value in zip(kinds, values, strict=True):
+        if value:
+            height = 100 * value / top
+            y -= height
+            bars.append((kind, round(y, 2), round(height, 2)))
+    return bars
+
+
+def _path(values: Sequence[float | None], top: float) -> str:
+    """The path of a line, with a gap where there is no number."""
+    path, is_down = [], False
+    for number, value in enumerate(values):
+        if value is not None:
+            place = f"{number + 0.5} {100 - 100 * value / top:.2f}"
+            path.append(f"L{place}" if is_down else f"M{place}h0")
+        is_down = value is not None
+    return "".join(path)
 
 
 def age(time: datetime | None, now: datetime) -> str:
@@ -118,10 +149,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "number": number,
     "span": span,
     "figure": figure,
-    "words": words,
-    "minutes": minutes,
-    "stacks": stacks,
-    "highest": highest,
+    "plot": plot,
     "age": age,
     "moment": moment,
     "clock": clock_time,
