@@ -227,7 +227,9 @@ def test_a_delayed_job_leaves_the_connection_as_it_was(
     engine.dispose()
 
 
-def test_a_translated_schema_is_still_translated(engine: Engine) -> None:
+def test_a_translated_schema_is_still_translated(database_url: str) -> None:
+    # Engines that share compiled statements must all translate the same schemas.
+    engine = create_engine(database_url)
     with engine.begin() as connection:
         connection.execute(text(f"ALTER SCHEMA {SCHEMA} RENAME TO moved"))
     translated = engine.execution_options(schema_translate_map={SCHEMA: "moved"})
@@ -237,6 +239,7 @@ def test_a_translated_schema_is_still_translated(engine: Engine) -> None:
 
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT args ->> 'number' FROM moved.jobs")) == "7"
+    engine.dispose()
 
 
 def test_an_interrupted_enqueue_leaves_no_connection_that_still_waits(engine: Engine) -> None:
