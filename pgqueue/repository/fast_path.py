@@ -71,15 +71,23 @@ def fetch(
 
 def is_listened_to(target: sa.Engine | sa.Connection) -> bool:
     """Whether listeners or the log would see the statements that are executed there."""
-    dispatch, engine = target.dispatch, target.engine
-    if dispatch.before_cursor_execute or dispatch.after_cursor_execute:
-        return True
-    if dispatch.before_execute or dispatch.after_execute:
-        return True
+    engine = target.engine
+    if _may_have_listeners(target) or _may_have_listeners(engine):
+        dispatch = target.dispatch
+        if dispatch.before_cursor_execute or dispatch.after_cursor_execute:
+            return True
+        if dispatch.before_execute or dispatch.after_execute:
+            return True
     driven = engine.dialect.dispatch
     if driven.handle_error or driven.do_execute:
         return True
     return engine.logger.isEnabledFor(logging.INFO)
+
+
+def _may_have_listeners(target: sa.Engine | sa.Connection) -> bool:
+    """The flag that SQLAlchemy asks before it looks for listeners, which takes it longer: on each
+    new connection it first joins those of its engine."""
+    return bool(getattr(target, "_has_events", True))
 
 
 def _driver_of(connection: sa.Connection) -> "psycopg.Connection[Any] | None":

@@ -22,15 +22,19 @@ logger = redaction.logger(__name__)
 
 END_AGAIN = 1.0
 """Seconds between two tries to end transactions."""
+NOT_LOOKED_AT = 0.1
+"""Seconds for which an attempt runs before its connection is looked at."""
 
 
 def stop_cut_off(runs: Iterable[RunningAttempt]) -> None:
     """Tell handlers to stop if their transaction has ended with its connection.
 
-    A handler that computes for hours would notice only at its next statement.
+    A handler that computes for hours would notice only at its next statement.  Most handlers end
+    before they are looked at.
     """
+    begun_before = time.monotonic() - NOT_LOOKED_AT
     for run in runs:
-        if not run.is_cancelled() and run.is_cut_off:
+        if run.started_at < begun_before and not run.is_cancelled() and run.is_cut_off:
             run.ask_to_stop()
             logger.warning(
                 "job %s: the connection of its transaction has ended while it runs; what is not "
