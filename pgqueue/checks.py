@@ -151,9 +151,8 @@ def key(value: Any) -> str | None:
 
 
 def node_key(value: Any) -> str | None:
-    if isinstance(value, UUID) or (type(value) is int and -BIGINT <= value < BIGINT):
-        return None
-    if isinstance(value, str) and value.isprintable():
+    is_number = type(value) is int and -BIGINT <= value < BIGINT
+    if is_number or type(value) is UUID or (type(value) is str and value.isprintable()):
         return None
     return "give a whole number of 64 bits, a printable text or a UUID"
 

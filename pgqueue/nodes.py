@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine
@@ -28,7 +28,7 @@ class Node:
     """On psycopg.  Its ``repr`` hides the password."""
     number: int | None = None
     """The number of the node in the ids of its jobs, ``id >> 44``.  None for a node of a list,
-    because only its database knows it; see :meth:`asked`."""
+    because only its database knows it."""
 
     @property
     def name(self) -> str:
@@ -53,12 +53,6 @@ class Node:
         with engine.connect() as connection:
             yield connection
 
-    def asked(self) -> "Node":
-        """Return the node with the number that its database has: 0 if it has none yet, None if it
-        has no tables.  Raises OperationalError if the node is down."""
-        with self.connected() as connection:
-            return replace(self, number=read_number(connection))
-
 
 def checked_nodes(nodes: Any) -> list[Node]:
     """The nodes of a list of URLs; raises ArgumentsError or OptionError."""
@@ -72,24 +66,19 @@ def checked_nodes(nodes: Any) -> list[Node]:
             f"PgQueue: nodes has {len(nodes)} URLs; give 1 to {HIGHEST_NUMBER}, or omit it for one "
             "database"
         )
-    found = [Node(_checked_url(place, url)) for place, url in enumerate(nodes, 1)]
-    names = [node.name for node in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise OptionError(f"PgQueue: nodes has {name} twice; give each database once")
+    found: list[Node] = []
+    for place, url in enumerate(nodes, 1):
+        try:
+            node = Node(on_psycopg(url))
+        except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
+            raise ArgumentsError(  # without the URL: it may have a password
+                f"PgQueue: number {place} of nodes is no URL of a database; one looks like "
+                "postgresql://user@host/database"
+            ) from error
+        if node.name in {one.name for one in found}:
+            raise OptionError(f"PgQueue: nodes has {node.name} twice; give each database once")
+        found.append(node)
     return found
-
-
-def _checked_url(place: int, url: Any) -> URL:
-    where = f"PgQueue: number {place} of nodes"  # not the URL: it may have a password
-    if not isinstance(url, str | URL):
-        raise ArgumentsError(f"{where} is a {type(url).__name__}; give a URL")
-    try:
-        return on_psycopg(url)
-    except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
-        raise ArgumentsError(
-            f"{where} is no URL of a database; one looks like postgresql://user@host/database"
-        ) from error
 
 
 def nodes_of_citus(engine: Engine) -> list[Node]:

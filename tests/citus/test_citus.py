@@ -176,7 +176,15 @@ def test_without_the_table_of_two_phases_the_order_is_kept_and_its_job_is_lost(
 
 
 @pytest.mark.parametrize(
-    ("key", "sql_type"), [(7, "bigint"), ("acme", "text"), (UUID(int=7), "uuid")]
+    ("key", "sql_type"),
+    [
+        (7, "bigint"),
+        (7, "integer"),
+        (7, "smallint"),
+        ("acme", "text"),
+        ("acme", "varchar"),
+        (UUID(int=7), "uuid"),
+    ],
 )
 def test_a_job_is_on_the_node_that_has_the_rows_of_its_key(
     cluster: Cluster, key: NodeKey, sql_type: str

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgqueue import (
+    JobStatus,
     Limit,
     OptionError,
     PayloadError,
@@ -99,6 +100,7 @@ OPTIONS: list[Option] = [
     ("expires_in", {"expires_in": timedelta(1)}, OptionError, "give the task an expires_in too"),
     ("node of 65 bits", {"node": 2**63}, OptionError, "node is .* 64 bits, a printable text or"),
     ("node NUL", {"node": "a\0"}, OptionError, "a printable text"),
+    ("node StrEnum", {"node": JobStatus.PENDING}, OptionError, "a printable text"),
     ("node True", {"node": True}, OptionError, "give a whole number of 64 bits"),
     ("unique_key of a class", {"unique_key": dict}, TaskDefinitionError, "write it as a lambda"),
     ("unique_key asks", {"unique_key": lambda x: x}, TaskDefinitionError, "'x'.*it may name"),

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from sqlalchemy import Engine, text
 
 from pgqueue import PgQueue
+from pgqueue.nodes import Node
+from pgqueue.repository.nodes import read_number
 from pgqueue.repository.two_phase import CITUS_SCHEMA, TABLE
 
 DOWN = "postgresql://app:hunter2@127.0.0.1:9/down"
@@ -18,6 +20,11 @@ def numbered(urls: Sequence[str]) -> PgQueue:
         with queue.bound_to(node.url):
             queue.upgrade()
     return queue
+
+
+def number_of(node: Node) -> int | None:
+    with node.connected() as connection:
+        return read_number(connection)
 
 
 def put_citus(engine: Engine, group: int, *nodes: tuple[int, str, int]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from shop_rig import PATIENCE, command, environment, wait_until
-from some_nodes import DOWN, numbered, put_citus
+from some_nodes import DOWN, number_of, numbered, put_citus
 from sqlalchemy import create_engine, func, make_url, select, text
 from sqlalchemy.orm import Session
 
@@ -47,7 +47,7 @@ def test_upgrade_makes_and_numbers_the_tables_of_all_nodes(server_url: str) -> N
         lines = [line for line in ended.stdout.splitlines() if line]
         assert lines[::2] == [first.name, second.name]
         assert "are up to date" in lines[1]
-        assert [first.asked().number, second.asked().number] == [1, 2]
+        assert [number_of(first), number_of(second)] == [1, 2]
 
 
 def test_status_shows_each_node_and_adds_up(queue: PgQueue) -> None:

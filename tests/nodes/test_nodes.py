@@ -9,7 +9,7 @@ import pytest
 from hosts import host_revision
 from kiosk import closing_engines, db, kiosk_app
 from shop_rig import command
-from some_nodes import DOWN, numbered
+from some_nodes import DOWN, number_of, numbered
 from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
@@ -47,7 +47,7 @@ URL = "postgresql://app:hunter2@n1/shop"
         ([], OptionError, "nodes has 0 URLs; give 1 to 511"),
         ([f"{URL}{n}" for n in range(512)], OptionError, "nodes has 512 URLs"),
         ([URL, URL.replace("app", "other")], OptionError, "nodes has n1:5432/shop twice"),
-        ([URL, 7], ArgumentsError, "number 2 of nodes is a int; give a URL"),
+        ([URL, 7], ArgumentsError, "number 2 of nodes is no URL"),
         (["app:hunter2@n1"], ArgumentsError, "number 1 of nodes is no URL"),
         ([URL.replace("n1", "n1:x")], ArgumentsError, "number 1 of nodes is no URL"),
         (["mysql://n1/shop"], ArgumentsError, "needs a PostgreSQL database, not mysql"),
@@ -83,7 +83,7 @@ def test_each_node_has_the_number_above_all_others_and_keeps_it(node_urls: list[
         with reordered.bound_to(node.url):
             reordered.upgrade()
 
-    numbers = [node.asked().number for node in queue.nodes]
+    numbers = [number_of(node) for node in queue.nodes]
 
     assert numbers == [2, 1, 3]
 
@@ -130,9 +130,9 @@ def test_a_number_is_refused_while_another_node_is_down_and_kept_without_it(
 
     queue.upgrade()  # asks no other node
 
-    assert queue.nodes[0].asked().number == 1
+    assert number_of(queue.nodes[0]) == 1
     with pytest.raises(OperationalError):
-        queue.nodes[1].asked()
+        number_of(queue.nodes[1])
 
 
 def test_of_two_upgrades_at_once_each_gives_another_number(node_urls: list[str]) -> None:
@@ -147,7 +147,7 @@ def test_of_two_upgrades_at_once_each_gives_another_number(node_urls: list[str])
         other.commit()
         upgrade.result()
 
-    assert [first.asked().number, second.asked().number] == [1, 2]
+    assert [number_of(first), number_of(second)] == [1, 2]
     queue.engine.dispose()
 
 
@@ -186,7 +186,7 @@ def test_tables_of_a_hosts_history_get_their_number_by_the_same_upgrade(
 
         queue.upgrade()
 
-        assert queue.nodes[3].asked().number == 1
+        assert number_of(queue.nodes[3]) == 1
         queue.engine.dispose()
 
 
