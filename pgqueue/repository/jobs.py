@@ -595,6 +595,8 @@ class Jobs:
         self, action: Callable[[], Change], job_id: int, queue: str, key: str | None
     ) -> Change:
         """Run what takes a unique key; raises DuplicateJob if another job has it."""
+        if key is None:
+            return action()
 
         def in_savepoint() -> Change:
             # A taken key must leave the caller's transaction as it was.
@@ -602,7 +604,7 @@ class Jobs:
                 return action()
 
         def holder() -> KeyHolder | None:
-            return None if key is None else holders(self._executor, queue, [key]).get(key)
+            return holders(self._executor, queue, [key]).get(key)
 
         done: Change = raising_duplicate(in_savepoint, job_id, key, holder)
         return done
