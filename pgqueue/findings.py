@@ -38,6 +38,7 @@ from pgqueue.rules import admission
 from pgqueue.rules.served_queues import serves
 from pgqueue.rules.ticks import LATE, Overlap
 from pgqueue.schema import citus
+from pgqueue.schema.delegation import has_enqueue_functions
 from pgqueue.schema.state import read_state
 from pgqueue.tasks import Task
 from pgqueue.tasks.pauses import open_tasks, under_all_names
@@ -432,6 +433,8 @@ class NodeState:
     """The group that Citus has given it, which is its number."""
     has_two_phase_table: bool
     """Whether Citus commits in two phases what writes jobs."""
+    has_enqueue_functions: bool
+    """Whether jobs can be enqueued by key, as this version does it."""
 
     @property
     def lacks_number(self) -> bool:
@@ -444,7 +447,8 @@ class NodeState:
         with node.connected() as connection:
             number, group = read_number(connection), citus.group_of(connection)
             two_phase = bool(connection.scalar(TABLE_EXISTS))
-            return cls(node.name, number, read_state(connection).version, group, two_phase)
+            by_key = has_enqueue_functions(connection)
+            return cls(node.name, number, read_state(connection).version, group, two_phase, by_key)
 
 
 def of_nodes(nodes: Sequence[NodeState]) -> Iterator[Finding]:
@@ -475,6 +479,15 @@ def of_nodes(nodes: Sequence[NodeState]) -> Iterator[Finding]:
             f"{' and '.join(unsafe)}: a crash inside of COMMIT may keep an application's row of "
             f"another node and lose its job; run {UPGRADE_NODES}, then restart what enqueues",
         )
+    without = [
+        node.name for node in nodes if node.group is not None and not node.has_enqueue_functions
+    ]
+    if without and any(node.group for node in nodes):
+        detail = (
+            f"{' and '.join(without)}: the functions of enqueues by key are missing, or of another "
+            f"version; run {UPGRADE_NODES}"
+        )
+        yield Finding(Level.WRONG, "enqueues by key", detail)
     versions = {node.name: node.version for node in nodes if node.version is not None}
     if len(set(versions.values())) > 1:
         named = ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -48,22 +48,24 @@ def _holder() -> str:
     return _with_values_of_job(in_queue.union(held.where(is_key_across_queues())))
 
 
-def _statements(key_type: type) -> tuple[str, str]:
-    """What creates the function of a type of keys, and what distributes it."""
-    sql_type = name_of(key_type)
-    table = f'"{CITUS_SCHEMA}".keys_{sql_type}'
-    function = f'"{CITUS_SCHEMA}".enqueue_{sql_type}'
-    create = f"""
-        CREATE OR REPLACE FUNCTION {function}(node_key {sql_type}, given jsonb)
-        RETURNS TABLE (id bigint, run_at numeric, created_at numeric, is_new boolean)
-        LANGUAGE plpgsql SET search_path = {SEARCH_PATH} AS $pgqueue$
+def _function(key_type: type) -> str:
+    return f'"{CITUS_SCHEMA}".enqueue_{name_of(key_type)}'
+
+
+def _table(key_type: type) -> str:
+    return f'"{CITUS_SCHEMA}".keys_{name_of(key_type)}'
+
+
+def _body(key_type: type) -> str:
+    return f"""
         #variable_conflict use_column
         BEGIN
             -- Citus runs the function where it is called if it cannot delegate the call.
             IF NOT starts_with(current_setting('application_name'), 'citus_internal')
                 AND NOT EXISTS (
                     SELECT FROM pg_dist_placement JOIN pg_dist_local_group USING (groupid)
-                    WHERE shardid = get_shard_id_for_distribution_column('{table}', node_key)
+                    WHERE shardid =
+                        get_shard_id_for_distribution_column('{_table(key_type)}', node_key)
                 )
             THEN
                 RAISE 'Citus has not delegated this enqueue to the node of its key';
@@ -76,25 +78,46 @@ def _statements(key_type: type) -> tuple[str, str]:
             IF NOT FOUND THEN
                 RETURN QUERY {_holder()};
             END IF;
-        END $pgqueue$
+        END """
+
+
+def _statements(key_type: type) -> tuple[str, str, str]:
+    """What creates the function of a type of keys, its table, and what distributes it."""
+    sql_type, table, function = name_of(key_type), _table(key_type), _function(key_type)
+    create = f"""
+        CREATE OR REPLACE FUNCTION {function}(node_key {sql_type}, given jsonb)
+        RETURNS TABLE (id bigint, run_at numeric, created_at numeric, is_new boolean)
+        LANGUAGE plpgsql SET search_path = {SEARCH_PATH} AS $pgqueue${_body(key_type)}$pgqueue$
     """
-    distribute = f"""
+    create_table = f"""
         CREATE TABLE {table} (key {sql_type} PRIMARY KEY);
         SELECT create_distributed_table('{table}', 'key');
+        GRANT SELECT ON {table} TO PUBLIC
+    """
+    distribute = f"""
         SELECT create_distributed_function(
             '{function}({sql_type}, jsonb)', 'node_key',
             colocate_with => '{table}', force_delegation => true
-        );
-        GRANT SELECT ON {table} TO PUBLIC
+        )
     """
-    return create, distribute
+    return create, create_table, distribute
 
 
 def create_enqueue_functions(connection: sa.Connection) -> None:
     """On the coordinator of Citus, create the functions on all nodes, or replace them."""
     for key_type in KEYS:
-        create, distribute = _statements(key_type)
-        exists = f"""SELECT to_regclass('"{CITUS_SCHEMA}".keys_{name_of(key_type)}') IS NOT NULL"""
+        create, create_table, distribute = _statements(key_type)
+        exists = f"SELECT to_regclass('{_table(key_type)}') IS NOT NULL"
         connection.exec_driver_sql(create)
         if not connection.scalar(sa.text(exists)):
-            connection.execute(sa.text(distribute))
+            connection.execute(sa.text(create_table))
+        connection.execute(sa.text(distribute))
+
+
+def has_enqueue_functions(connection: sa.Connection) -> bool:
+    """Whether the functions are on this node, as this version creates them."""
+    body = sa.text("SELECT prosrc FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regproc(:name)")
+    return all(
+        connection.scalar(body, {"name": _function(key_type)}) == _body(key_type)
+        for key_type in KEYS
+    )

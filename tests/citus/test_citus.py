@@ -32,6 +32,7 @@ from worker_rig import running
 from chaos.workers import PATIENCE, wait_until
 from pgqueue import DuplicateJob, Job, PgQueue, Retry, SchemaMissing, Task, Worker, schema
 from pgqueue.database.opening import backend_pid
+from pgqueue.findings import NodeState, of_nodes
 from pgqueue.repository.delegation import NodeKey
 from pgqueue.repository.nodes import BITS
 from pgqueue.repository.tables import SLEEPERS
@@ -277,6 +278,38 @@ def test_without_its_function_an_enqueue_by_key_says_what_to_run(cluster: Cluste
             queue.tasks["fulfil"].options(node=7).delay(1)
     finally:
         cluster.upgrade()
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        "DROP FUNCTION pgqueue_citus.enqueue_bigint",
+        "CREATE OR REPLACE FUNCTION pgqueue_citus.enqueue_bigint(node_key bigint, given jsonb)"
+        " RETURNS TABLE (id bigint, run_at numeric, created_at numeric, is_new boolean)"
+        " LANGUAGE sql AS 'SELECT 1, 1, 1, true'",
+    ],
+    ids=["missing", "old"],
+)
+def test_doctor_names_missing_and_old_functions_and_an_upgrade_brings_them_back(
+    cluster: Cluster, break_it: str
+) -> None:
+    queue = queue_at(cluster.coordinator)
+
+    def found() -> list[str]:
+        states = [NodeState.of(node) for node in queue.nodes]
+        return [each.detail for each in of_nodes(states) if each.subject == "enqueues by key"]
+
+    assert found() == []
+    cluster.coordinator.execute(break_it)
+    try:
+        [detail] = found()
+        assert all(node.name in detail for node in queue.nodes)
+    finally:
+        cluster.upgrade()
+    assert found() == []
+    node = cluster.node_of('"pgqueue_citus".keys_bigint', 7)
+    job = queue.tasks["fulfil"].options(node=7).delay(new_order())
+    assert job.id >> BITS == node.scalar("SELECT groupid FROM pg_dist_local_group")
 
 
 def test_a_node_that_dies_inside_of_a_handlers_commit_keeps_nothing_of_the_attempt(
