@@ -32,14 +32,13 @@ from pgqueue.repository.limits import Limits
 from pgqueue.repository.nodes import read_number
 from pgqueue.repository.queue_minutes import FirstDue, LastCount
 from pgqueue.repository.schedules import ScheduleState
-from pgqueue.repository.two_phase import TABLE_EXISTS
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules import admission
 from pgqueue.rules.served_queues import serves
 from pgqueue.rules.ticks import LATE, Overlap
 from pgqueue.schema import citus
-from pgqueue.schema.delegation import has_enqueue_functions
 from pgqueue.schema.state import read_state
+from pgqueue.schema.two_phase import is_on_this_node
 from pgqueue.tasks import Task
 from pgqueue.tasks.pauses import open_tasks, under_all_names
 
@@ -431,10 +430,8 @@ class NodeState:
     """Of its tables."""
     group: int | None
     """The group that Citus has given it, which is its number."""
-    has_two_phase_table: bool
-    """Whether Citus commits in two phases what writes jobs."""
-    has_enqueue_functions: bool
-    """Whether jobs can be enqueued by key, as this version does it."""
+    has_all_of_citus: bool
+    """Whether it has what this version creates on all nodes of Citus."""
 
     @property
     def lacks_number(self) -> bool:
@@ -446,9 +443,8 @@ class NodeState:
     def of(cls, node: Node) -> "NodeState":
         with node.connected() as connection:
             number, group = read_number(connection), citus.group_of(connection)
-            two_phase = bool(connection.scalar(TABLE_EXISTS))
-            by_key = has_enqueue_functions(connection)
-            return cls(node.name, number, read_state(connection).version, group, two_phase, by_key)
+            version, has_all = read_state(connection).version, is_on_this_node(connection)
+            return cls(node.name, number, version, group, has_all)
 
 
 def of_nodes(nodes: Sequence[NodeState]) -> Iterator[Finding]:
@@ -469,25 +465,15 @@ def of_nodes(nodes: Sequence[NodeState]) -> Iterator[Finding]:
         names = " and ".join(without)
         detail = f"{names}: ids of new jobs do not name the node; run {UPGRADE_NODES}"
         yield Finding(Level.WRONG, "node numbers", detail)
-    unsafe = [
-        node.name for node in nodes if node.group is not None and not node.has_two_phase_table
-    ]
-    if unsafe and any(node.group for node in nodes):
+    lacking = [node.name for node in nodes if node.group is not None and not node.has_all_of_citus]
+    if lacking and any(node.group for node in nodes):
         yield Finding(
             Level.WRONG,
-            "two phases",
-            f"{' and '.join(unsafe)}: a crash inside of COMMIT may keep an application's row of "
+            "citus",
+            f"{' and '.join(lacking)}: the table of two-phase commits or the functions of enqueues "
+            "by key are missing or old: a crash inside of COMMIT may keep an application's row of "
             f"another node and lose its job; run {UPGRADE_NODES}, then restart what enqueues",
         )
-    without = [
-        node.name for node in nodes if node.group is not None and not node.has_enqueue_functions
-    ]
-    if without and any(node.group for node in nodes):
-        detail = (
-            f"{' and '.join(without)}: the functions of enqueues by key are missing, or of another "
-            f"version; run {UPGRADE_NODES}"
-        )
-        yield Finding(Level.WRONG, "enqueues by key", detail)
     versions = {node.name: node.version for node in nodes if node.version is not None}
     if len(set(versions.values())) > 1:
         named = ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -1,10 +1,10 @@
 """What the coordinator of Citus creates on all nodes, beside the tables of each node."""
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from pgqueue.repository.two_phase import CITUS_SCHEMA, TABLE, TABLE_EXISTS
 from pgqueue.schema import citus
-from pgqueue.schema.delegation import create_enqueue_functions
+from pgqueue.schema.delegation import create_enqueue_functions, has_enqueue_functions
 from pgqueue.schema.state import wait_for_other_upgrades
 
 # The check refuses every row, so that all roles may have the right to insert.  Without the primary
@@ -39,3 +39,8 @@ def create_on_all_nodes(engine: Engine) -> None:
         if not connection.scalar(TABLE_EXISTS):
             connection.execute(_TABLE)
         create_enqueue_functions(connection)
+
+
+def is_on_this_node(connection: Connection) -> bool:
+    """Whether this node has all that, as this version creates it."""
+    return bool(connection.scalar(TABLE_EXISTS)) and has_enqueue_functions(connection)

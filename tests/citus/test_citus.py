@@ -283,21 +283,22 @@ def test_without_its_function_an_enqueue_by_key_says_what_to_run(cluster: Cluste
 @pytest.mark.parametrize(
     "break_it",
     [
+        "DROP TABLE pgqueue_citus.two_phase",
         "DROP FUNCTION pgqueue_citus.enqueue_bigint",
         "CREATE OR REPLACE FUNCTION pgqueue_citus.enqueue_bigint(node_key bigint, given jsonb)"
         " RETURNS TABLE (id bigint, run_at numeric, created_at numeric, is_new boolean)"
         " LANGUAGE sql AS 'SELECT 1, 1, 1, true'",
     ],
-    ids=["missing", "old"],
+    ids=["table missing", "function missing", "function old"],
 )
-def test_doctor_names_missing_and_old_functions_and_an_upgrade_brings_them_back(
+def test_doctor_names_what_is_missing_or_old_and_an_upgrade_brings_it_back(
     cluster: Cluster, break_it: str
 ) -> None:
     queue = queue_at(cluster.coordinator)
 
     def found() -> list[str]:
         states = [NodeState.of(node) for node in queue.nodes]
-        return [each.detail for each in of_nodes(states) if each.subject == "enqueues by key"]
+        return [each.detail for each in of_nodes(states) if each.subject == "citus"]
 
     assert found() == []
     cluster.coordinator.execute(break_it)

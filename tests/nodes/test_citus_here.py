@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from hosts import host_revision
-from some_nodes import DOWN, put_citus, put_two_phase_table
+from some_nodes import DOWN, put_citus
 from sqlalchemy import Engine, event, text
 
 from pgqueue import Node, PgQueue, PgQueueError, SchemaError
@@ -59,15 +59,9 @@ def test_doctor_says_which_nodes_may_lose_the_job_of_a_row(engine: Engine) -> No
 
     found = of_nodes([NodeState.of(Node(engine.url))])
 
-    [finding] = [each for each in found if each.subject == "two phases"]
+    [finding] = [each for each in found if each.subject == "citus"]
     assert finding.level is Level.WRONG
     assert "may keep an application's row" in finding.detail
-
-    put_two_phase_table(engine)
-
-    assert not [
-        each for each in of_nodes([NodeState.of(Node(engine.url))]) if each.subject == "two phases"
-    ]
 
 
 def test_without_citus_its_nodes_are_refused_with_the_way_out(engine: Engine) -> None:
