@@ -309,7 +309,7 @@ class QueueFlow:
     The backlog are the jobs that are due or blocked.  ``out_per_minute`` are the jobs that workers
     have claimed; ``in_per_minute`` is that and the growth of the backlog: new jobs, scheduled jobs
     and retries when they become due, released jobs, less those that were cancelled while they
-    waited.  A retry so counts again, in and out.
+    waited, but not below zero.  A retry so counts again, in and out.
     """
 
     in_per_minute: float
@@ -377,7 +377,8 @@ class QueueMinutes:
         for queue, grown, started, seconds in self._executor.execute(flows()):
             minutes = seconds / MINUTE
             if queue:  # not the row of a count without jobs
-                found[queue] = QueueFlow(float(grown + started) / minutes, float(started) / minutes)
+                came = max(float(grown + started), 0.0)
+                found[queue] = QueueFlow(came / minutes, float(started) / minutes)
         return found
 
     def series(

@@ -107,14 +107,17 @@ def test_what_goes_in_is_what_was_claimed_and_the_growth_of_the_backlog(
     write(connection, ago=2, due=40, blocked=10, waiting=900, started=50)
     write(connection, ago=0, due=9999, waiting=9999, started=9999)  # not a whole minute yet
     write(connection, ago=2, queue="new", due=8, waiting=8, started=4)
+    write(connection, ago=6, queue="cancelled", due=90, waiting=90)
+    write(connection, ago=2, queue="cancelled", started=8)
     write(connection, ago=3, queue="", due=0)  # as each count writes it
 
     flows = QueueMinutes(connection).flows()
 
     # 80 jobs claimed in four minutes, while the backlog has shrunk from 120 to 50.
     assert flows["q"] == QueueFlow(in_per_minute=2.5, out_per_minute=20.0)
-    assert flows.keys() == {"q", "new"}
+    assert flows.keys() == {"q", "new", "cancelled"}
     assert flows["new"] == QueueFlow(in_per_minute=3.0, out_per_minute=1.0)
+    assert flows["cancelled"] == QueueFlow(in_per_minute=0.0, out_per_minute=2.0)
 
 
 def test_one_counted_minute_tells_nothing_of_what_goes_in_and_out(connection: Connection) -> None:
