@@ -117,7 +117,8 @@ def delete_records() -> sa.Executable:
 def delete_lease_of_ended_job() -> sa.Executable:
     """Fence off a worker that still runs an ended job: its late settle finds no lease."""
     ended = sa.exists(jobs.c.id).where(jobs.c.id == JOB, _is_dead())
-    return sa.delete(leases).where(leases.c.target_id == JOB, ended)
+    gone = sa.delete(leases).where(leases.c.target_id == JOB, ended)
+    return gone.returning(leases.c.target_id)
 
 
 @cache
@@ -414,6 +415,17 @@ class Change(StrEnum):
         return self is not Change.UNCHANGED
 
 
+class LockedJob(NamedTuple):
+    """The state of a job whose row is locked."""
+
+    task: str
+    queue: str
+    outcome: str | None
+    unique_key: str | None
+    limit_keys: str | None
+    leased: bool
+
+
 class JobValues(NamedTuple):
     """What an operator may change of a job, and what decides whether."""
 
@@ -438,6 +450,7 @@ class JobValues(NamedTuple):
 
 NewValues = Mapping[str, Any]
 """New values by the names of columns; ``args`` as JSON text."""
+NOTHING_NEW: NewValues = {}
 
 Edit = Callable[[JobValues], NewValues]
 """Decides which values a job gets; empty: it keeps all."""
@@ -484,12 +497,13 @@ class Jobs:
         ``edit`` decides which values it gets before.  ``run_at``: when it is due; without it, now.
         """
         # Leases before jobs, as everywhere: a late settle of this job locks them in that order.
-        self._run(delete_lease_of_ended_job(), job_id)
+        self._fetch(delete_lease_of_ended_job(), job_id)
         job = self._locked(job_id)
         if job.outcome not in (JobStatus.FAILED, JobStatus.CANCELLED):
             return Change.UNCHANGED
-        self._run(delete_messages(), job_id)
-        if self._run(is_with_a_worker(), job_id).scalar():
+        self._fetch(delete_messages(), job_id)
+        [(is_claimed,)] = self._fetch(is_with_a_worker(), job_id)
+        if is_claimed:
             # Claimed since before the cancel.  If the claim is rolled back, or settled after all,
             # the job would get two messages and twice its attempts.
             return Change.UNCHANGED
@@ -500,7 +514,7 @@ class Jobs:
                 self._run_with(edit_job(tuple(sorted(new))), job_id, new)
             limited, later = job.limit_keys is not None, run_at is not None
             statement = requeue_job(notify=notify, limited=limited, later=later)
-            self._run_with(statement, job_id, {"run_at": run_at} if later else {})
+            self._fetch(statement, job_id, {"run_at": run_at} if later else {})
             return Change.REQUEUED
 
         return self._taking_key(requeue, job_id, job.queue, new.get("unique_key", job.unique_key))
@@ -591,6 +605,10 @@ class Jobs:
         named = {f"{NEW}{name}": value for name, value in new.items()}
         return self._executor.execute(statement, {"job_id": job_id, **named})
 
+    def _fetch(self, statement: Any, job_id: int, new: NewValues = NOTHING_NEW) -> Sequence[Any]:
+        named = {f"{NEW}{name}": value for name, value in new.items()}
+        return fetch(self._executor, statement, {"job_id": job_id, **named})
+
     def _taking_key(
         self, action: Callable[[], Change], job_id: int, queue: str, key: str | None
     ) -> Change:
@@ -609,11 +627,10 @@ class Jobs:
         done: Change = raising_duplicate(in_savepoint, job_id, key, holder)
         return done
 
-    def _locked(self, job_id: int) -> Any:
-        job = self._run(lock_job(), job_id).one_or_none()
-        if job is None:
-            raise job_not_found(self._executor, job_id)
-        return job
+    def _locked(self, job_id: int) -> LockedJob:
+        for row in self._fetch(lock_job(), job_id):
+            return LockedJob(*row)
+        raise job_not_found(self._executor, job_id)
 
 
 def raising_duplicate(
