@@ -1,13 +1,18 @@
 """The base class of a worker's threads, which records their failures."""
 
 import time
+from _thread import start_new_thread
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from threading import Thread
+from threading import Event, Thread
 
 from pgqueue import redaction
 
 logger = redaction.logger(__name__)
+
+
+BEGINS_WITHIN = 10.0
+"""Seconds, without those in which the process was stopped."""
 
 
 class WorkerThread(Thread, ABC):
@@ -16,11 +21,25 @@ class WorkerThread(Thread, ABC):
     def __init__(self, *, name: str) -> None:
         super().__init__(name=f"pgqueue-{name}", daemon=True)
         self.failure: BaseException | None = None
+        self._has_begun = Event()
 
     @abstractmethod
     def work(self) -> None: ...
 
+    def start(self) -> None:
+        """Start the thread.  Raises RuntimeError if it cannot begin.
+
+        ``Thread.start`` waits for ever if the new thread has no memory for its first steps, because
+        a handler has taken all.  The worker would send heartbeats, and settle nothing.
+        """
+        start_new_thread(super().start, ())
+        for _ in range(round(BEGINS_WITHIN * 10)):
+            if self._has_begun.wait(0.1):
+                return
+        raise RuntimeError(f"{self.name} has not begun: the process may have no memory left")
+
     def run(self) -> None:
+        self._has_begun.set()
         try:
             self.work()
         except BaseException as failure:
