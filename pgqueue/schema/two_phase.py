@@ -42,5 +42,5 @@ def create_on_all_nodes(engine: Engine) -> None:
 
 
 def is_on_this_node(connection: Connection) -> bool:
-    """Whether this node has all that, as this version creates it."""
+    """Whether this node has the table and the functions, as this version creates them."""
     return bool(connection.scalar(TABLE_EXISTS)) and has_enqueue_functions(connection)

@@ -8,6 +8,7 @@ from pgqueue import PgQueue
 from pgqueue.nodes import Node
 from pgqueue.repository.nodes import read_number
 from pgqueue.repository.two_phase import CITUS_SCHEMA, TABLE
+from pgqueue.schema.delegation import create_enqueue_functions
 
 DOWN = "postgresql://app:hunter2@127.0.0.1:9/down"
 """A node that is down: nothing listens on its port."""
@@ -51,3 +52,14 @@ def put_two_phase_table(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text(f'CREATE SCHEMA "{CITUS_SCHEMA}"'))
         connection.execute(text(f"CREATE TABLE {TABLE} (nothing int CHECK (false))"))
+
+
+def put_enqueue_functions(engine: Engine) -> None:
+    """Create the functions of enqueues by key, where nothing is distributed."""
+    with engine.begin() as connection:
+        for stub in (
+            "create_distributed_table(text, text)",
+            "create_distributed_function(text, text, colocate_with text, force_delegation bool)",
+        ):
+            connection.execute(text(f"CREATE FUNCTION {stub} RETURNS void LANGUAGE sql AS ''"))
+        create_enqueue_functions(connection)
