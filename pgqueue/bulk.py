@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, get_type_hints
 
 from sqlalchemy.exc import OperationalError
@@ -97,6 +96,31 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Requeue:
+    """Requeues a job, now or for a time, perhaps with other arguments."""
+
+    queue: Operations
+    changes: editing.Changes | None = None
+
+    def __call__(self, session: Session, job_id: int, run_at: datetime | None) -> Change:
+        jobs, notify = self._jobs(session, f"requeue of job {job_id}")
+        return editing.requeue(
+            jobs, job_id, self.changes, self.queue.find, notify=notify, run_at=run_at
+        )
+
+    def free(self, session: Session, times: Mapping[int, datetime | None]) -> set[int]:
+        """Requeue those at once that need no look at each; returns their ids."""
+        if self.changes is not None:
+            return set()
+        jobs, notify = self._jobs(session, "requeue of several jobs")
+        return jobs.requeue_free(times, notify=notify)
+
+    def _jobs(self, session: Session, purpose: str) -> tuple[Jobs, bool]:
+        connection = in_transaction(session, purpose)
+        return Jobs(connection), self.queue.notify and may_notify(connection)
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """The result of an action on one job."""
 
@@ -136,7 +160,7 @@ def act_of(queue: Operations, kind: str) -> Act:
     """How to change a job by an action that needs nothing but its name."""
     match kind:
         case "requeue":
-            return partial(requeue, queue)
+            return Requeue(queue)
         case "cancel" | "kill":
             is_kill = kind == "kill"
             return lambda session, job_id, _at: queue.cancel(session, job_id, kill=is_kill)
@@ -149,26 +173,6 @@ def is_resumable(action: Action) -> bool:
     """Whether the log says all that is needed to go on with an action."""
     is_known = action.action in KINDS and action.action != "change"
     return is_known and "args" not in action.options and bool({"jobs", "filter"} & {*action.target})
-
-
-def requeue(
-    queue: Operations,
-    session: Session,
-    job_id: int,
-    run_at: datetime | None,
-    *,
-    changes: editing.Changes | None = None,
-) -> Change:
-    """Requeue a job, now or for a time, perhaps with other arguments."""
-    connection = in_transaction(session, f"requeue of job {job_id}")
-    return editing.requeue(
-        Jobs(connection),
-        job_id,
-        changes,
-        queue.find,
-        notify=queue.notify and may_notify(connection),
-        run_at=run_at,
-    )
 
 
 def narrowed(which: JobFilter, kind: str) -> JobFilter:
@@ -329,12 +333,17 @@ def step(
     left = [] if action.finished_at else [id for id in ids if id > (action.cursor or 0)]
     reason_unchanged = KINDS[action.action].reason_unchanged
     done = action.jobs + action.skipped
+    times = {job_id: _due_time(action, number) for number, job_id in enumerate(left, done)}
+    requeued = act.free(session, times) if isinstance(act, Requeue) else set()
     results = []
-    for number, job_id in enumerate(left, done):
+    for job_id in left:
+        if job_id in requeued:
+            results.append(Result(job_id, Change.REQUEUED.name.lower()))
+            continue
         if job_id == locked:
             results.append(Result(job_id, LOCKED, "another transaction has locked it"))
             continue
-        result = _change(session, act, job_id, _due_time(action, number))
+        result = _change(session, act, job_id, times[job_id])
         if result.change == Change.UNCHANGED.name.lower():
             status = Listing(session).status(job_id)
             is_known = bool(reason_unchanged) and status in KINDS[action.action].statuses

@@ -10,19 +10,21 @@ from itertools import pairwise
 from typing import Any, get_type_hints
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import enqueue, enqueue_many, execute, wait_until
 from chaos.workers import FORKS
 from pgqueue import Job, JobStatus, Limit, MessageQueue, PgQueue, bulk
 from pgqueue.errors import OptionError
+from pgqueue.models import WaitingMessage
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.operator_actions import Action, OperatorActions
 
 FAILED = frozenset([JobStatus.FAILED])
 CANCELLED = JobFilter(statuses=frozenset([JobStatus.CANCELLED]))
 MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
@@ -163,6 +165,30 @@ class TestPortions:
             *(f"{id}: requeued" for id in ids[3:]),
         ]
         assert (portions[-1][0].jobs, portions[-1][0].skipped) == (3, 2)
+
+    def test_jobs_are_put_back_by_one_statement_each_with_its_message(self, queue: PgQueue) -> None:
+        limited = queue.task(limit=Limit(1), name="limited")(lambda: None)
+        plain = queue.task(name="plain")(lambda: None)
+        with begin(queue) as session:
+            ids = [task.enqueue(session).id for task in (plain, limited, plain, limited)]
+            queue.cancel_where(session, queue="default")
+            new = bulk.action_on_ids(session, "requeue", ids, actor="ada", spread=HOUR)
+        sent: list[str] = []
+
+        with begin(queue) as session:
+            event.listen(queue.engine, "before_cursor_execute", lambda *each: sent.append(each[2]))
+            _, results = bulk.step(session, new, ids, bulk.act_of(queue, "requeue"))
+
+        assert [one.change for one in results] == ["requeued"] * 4
+        changes = [each for each in sent if "UPDATE pgqueue.jobs" in each]
+        assert len(changes) == 2  # of jobs without and with limits
+        with queue.session() as session:
+            jobs = session.query(Job).order_by(Job.id).all()
+            waiting = {row.target_id for row in session.query(WaitingMessage)}
+            due = {row.target_id for row in session.query(MessageQueue)}
+            assert (due, waiting) == ({ids[0], ids[2]}, {ids[1], ids[3]})
+            assert [(job.run_at - new.at) / HOUR for job in jobs[1:]] == [0.25, 0.5, 0.75]
+            assert queue.check(session) == []
 
     def test_a_search_without_an_index_goes_on_where_it_has_stopped(
         self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch

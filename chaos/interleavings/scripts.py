@@ -70,6 +70,11 @@ def cancel_and_requeue(session: ScriptedSession) -> None:
     session.requeue()
 
 
+def cancel_and_requeue_with_others(session: ScriptedSession) -> None:
+    session.cancel()
+    session.requeue_with_others()
+
+
 def begin_again(session: ScriptedSession) -> None:
     """Requeue, and the first attempt of the next message: the numbers of attempts come again."""
     session.requeue()
@@ -107,6 +112,7 @@ SCRIPTS: dict[str, Script] = {
     "settle too late": settle_too_late,
     "cancel": cancel,
     "cancel and requeue": cancel_and_requeue,
+    "cancel and requeue with others": cancel_and_requeue_with_others,
     "begin again": begin_again,
     "delete": delete,
     "rescue": rescue,
@@ -150,7 +156,10 @@ class Pair(NamedTuple):
 
 MOVES = [name for name in SCRIPTS if name not in ("begin again",)]
 AFTER_A_DEATH = ["rescue", "rescue and lease", "cancel", "delete", "hold and succeed"]
-AFTER_THE_END = ["cancel", "begin again", "cancel and requeue", "delete", "hold and retry"]
+AFTER_THE_END = [
+    *("cancel", "begin again", "cancel and requeue", "cancel and requeue with others"),
+    *("delete", "hold and retry"),
+]
 
 
 def all_pairs() -> list[Pair]:

@@ -161,6 +161,15 @@ class ScriptedSession:
     def requeue(self) -> Change:
         return self.operate(lambda jobs: jobs.requeue(self.job.job_id, notify=False))
 
+    def requeue_with_others(self) -> Change:
+        """Requeue the job as one of many: it stays as it is if it is not free."""
+
+        def requeue(jobs: Jobs) -> Change:
+            done = jobs.requeue_free({self.job.job_id: None}, notify=False)
+            return Change.REQUEUED if done else Change.UNCHANGED
+
+        return self.operate(requeue)
+
     def delete(self) -> None:
         with Session(self.main, join_transaction_mode="control_fully") as session:
             job = session.get(Job, self.job.job_id)

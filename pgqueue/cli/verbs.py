@@ -74,7 +74,7 @@ class Verb:
 
 def _requeue(queue: PgQueue, args: dict[str, Any] | None) -> Act:
     changes = None if args is None else editing.Changes(args=args, are_args_stored=True)
-    return partial(bulk.requeue, queue, changes=changes)
+    return bulk.Requeue(queue, changes)
 
 
 def _change(queue: PgQueue, **values: Any) -> Act:

@@ -96,8 +96,7 @@ def is_with_a_worker() -> sa.Executable:
 
     One query for both: both would miss a claim that commits between two queries.
     """
-    leased = sa.exists().where(leases.c.target_id == JOB)
-    return sa.select(sa.or_(sa.exists().where(stands_at_place_of(JOB)), leased))
+    return sa.select(_has_message_or_lease(JOB))
 
 
 @cache
@@ -164,20 +163,35 @@ def cancel_job(*, kill: bool) -> sa.Executable:
 
 
 @cache
-def requeue_job(*, notify: bool, limited: bool = False, later: bool = False) -> sa.Executable:
-    """Put a failed or cancelled job back as if new, with its unique key and under its limits.
+def lock_free_jobs() -> sa.Executable:
+    """Lock those failed and cancelled jobs that no transaction has locked and no key restricts."""
+    wanted = _wanted()
+    return (
+        sa.select(jobs.c.id, jobs.c.limit_keys.is_not(None))
+        .select_from(wanted.join(jobs, jobs.c.id == wanted.c.id))
+        .where(_is_dead(), jobs.c.unique_key.is_(None))
+        .with_for_update(of=jobs, key_share=True, skip_locked=True)
+    )
 
-    ``later``: due at a given time, and not now.
+
+@cache
+def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
+    """Put failed or cancelled jobs back as if new, with their unique keys and under their limits,
+    each for its time or for now; returns their ids.
+
+    Their rows are locked: another requeue would give them messages too.  A job that has a message
+    or a lease stays as it is; both would be seen if a claim commits while the statement runs.
     """
+    wanted = _wanted()
     job = (
         sa.update(jobs)
-        .where(jobs.c.id == JOB, _is_dead())
+        .where(jobs.c.id == wanted.c.id, _is_dead(), ~_has_message_or_lease(wanted.c.id))
         .values(
             outcome=sa.null(),
             attempts=0,
             snoozes=0,
             interruptions=0,
-            run_at=_not_in_the_past() if later else clock(),
+            run_at=sa.func.greatest(wanted.c.run_at, clock()),
             result=sa.null(),
             progress=sa.null(),
             started_at=sa.null(),
@@ -276,6 +290,17 @@ def pause_task() -> sa.Executable:
 @cache
 def resume_task() -> sa.Executable:
     return sa.delete(paused_tasks).where(paused_tasks.c.task == text_parameter("paused_task"))
+
+
+def _wanted() -> sa.TableValuedAlias:
+    """The jobs to requeue, each with the time when it is due; NULL means now."""
+    run_at = sa.column("run_at", sa.DateTime(timezone=True))
+    return document("wanted", sa.column("id", sa.BigInteger), run_at)
+
+
+def _has_message_or_lease(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    leased = sa.exists().where(leases.c.target_id == job_id)
+    return sa.or_(sa.exists().where(stands_at_place_of(job_id)), leased)
 
 
 def _kill_request(*, kill: bool) -> dict[str, Any]:
@@ -450,7 +475,6 @@ class JobValues(NamedTuple):
 
 NewValues = Mapping[str, Any]
 """New values by the names of columns; ``args`` as JSON text."""
-NOTHING_NEW: NewValues = {}
 
 Edit = Callable[[JobValues], NewValues]
 """Decides which values a job gets; empty: it keeps all."""
@@ -512,12 +536,26 @@ class Jobs:
         def requeue() -> Change:
             if new:
                 self._run_with(edit_job(tuple(sorted(new))), job_id, new)
-            limited, later = job.limit_keys is not None, run_at is not None
-            statement = requeue_job(notify=notify, limited=limited, later=later)
-            self._fetch(statement, job_id, {"run_at": run_at} if later else {})
+            limited = job.limit_keys is not None
+            self._put_back({job_id: run_at}, notify=notify, limited=limited)
             return Change.REQUEUED
 
         return self._taking_key(requeue, job_id, job.queue, new.get("unique_key", job.unique_key))
+
+    def requeue_free(self, times: Mapping[int, datetime | None], *, notify: bool) -> set[int]:
+        """Put those of these jobs back at once that :meth:`requeue` would neither wait for nor
+        refuse; returns their ids.
+
+        Each is due at its time; None means now.  Left are jobs that another transaction has locked,
+        that have a unique key, a message or a lease, and that have not failed.
+        """
+        free = fetch(self._executor, lock_free_jobs(), {"wanted": _document_of(times)})
+        done: set[int] = set()
+        for limited in (False, True):
+            some = {job_id: times[job_id] for job_id, is_limited in free if is_limited is limited}
+            if some:
+                done |= self._put_back(some, notify=notify, limited=limited)
+        return done
 
     def run_now(self, job_id: int, *, notify: bool) -> Change:
         """Make a waiting job due now; any other job stays as it is."""
@@ -598,6 +636,12 @@ class Jobs:
             Violation(*row) for row in self._executor.execute(invariants.invariant_violations())
         ]
 
+    def _put_back(
+        self, times: Mapping[int, datetime | None], *, notify: bool, limited: bool
+    ) -> set[int]:
+        statement = requeue_jobs(notify=notify, limited=limited)
+        return {row[0] for row in fetch(self._executor, statement, {"wanted": _document_of(times)})}
+
     def _run(self, statement: Any, job_id: int) -> Any:
         return self._executor.execute(statement, {"job_id": job_id})
 
@@ -605,9 +649,8 @@ class Jobs:
         named = {f"{NEW}{name}": value for name, value in new.items()}
         return self._executor.execute(statement, {"job_id": job_id, **named})
 
-    def _fetch(self, statement: Any, job_id: int, new: NewValues = NOTHING_NEW) -> Sequence[Any]:
-        named = {f"{NEW}{name}": value for name, value in new.items()}
-        return fetch(self._executor, statement, {"job_id": job_id, **named})
+    def _fetch(self, statement: Any, job_id: int) -> Sequence[Any]:
+        return fetch(self._executor, statement, {"job_id": job_id})
 
     def _taking_key(
         self, action: Callable[[], Change], job_id: int, queue: str, key: str | None
@@ -631,6 +674,12 @@ class Jobs:
         for row in self._fetch(lock_job(), job_id):
             return LockedJob(*row)
         raise job_not_found(self._executor, job_id)
+
+
+def _document_of(times: Mapping[int, datetime | None]) -> str:
+    return json.dumps(
+        [{"id": job_id, "run_at": at and at.isoformat()} for job_id, at in times.items()]
+    )
 
 
 def raising_duplicate(
