@@ -24,6 +24,10 @@ from pgqueue.repository.transactions import NOTHING
 
 Parameters = Mapping[str, Any]
 
+CURSOR = "pgqueue.cursor"
+"""The name in ``connection.info`` of the cursor of our statements, which SQLAlchemy forgets with
+the driver's connection.  To make a cursor takes psycopg a tenth of the time of a statement."""
+
 
 def fetch(
     executor: Session | sa.Connection, statement: sa.Executable, parameters: Parameters
@@ -37,8 +41,10 @@ def fetch(
         return executor.execute(statement, parameters).all()
     words, constants, readers = _in_words_of_driver(statement)
     try:
-        with driver.cursor(row_factory=tuple_row) as cursor:
-            rows = cursor.execute(words, {**constants, **parameters}).fetchall()
+        cursor = executor.info.get(CURSOR)
+        if cursor is None:
+            cursor = executor.info[CURSOR] = driver.cursor(row_factory=tuple_row)
+        rows: list[Any] = cursor.execute(words, {**constants, **parameters}).fetchall()
     except psycopg.Error as error:
         if driver.closed:
             # SQLAlchemy must see the error itself: it then also discards the pool's other

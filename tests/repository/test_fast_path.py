@@ -165,6 +165,17 @@ def test_when_the_server_was_restarted_the_whole_pool_is_forgotten(engine: Engin
     assert len(set(jobs)) == 3
 
 
+def test_the_connection_that_replaces_an_invalidated_one_has_its_own_cursor(engine: Engine) -> None:
+    with Session(engine) as session:
+        number.enqueue(session, 1)
+        session.connection().invalidate()
+        session.rollback()
+        number.enqueue(session, 2)
+        session.commit()
+
+        assert [job.args for job in session.query(Job)] == [{"number": 2}]
+
+
 def test_a_job_enqueued_on_a_bare_connection_is_there_when_that_commits(engine: Engine) -> None:
     with engine.connect() as connection:
         rows = fetch(connection, *_an_enqueue())
