@@ -25,8 +25,8 @@ from pgqueue.repository.transactions import NOTHING
 Parameters = Mapping[str, Any]
 
 CURSOR = "pgqueue.cursor"
-"""The name in ``connection.info`` of the cursor of our statements, which SQLAlchemy forgets with
-the driver's connection.  To make a cursor takes psycopg a tenth of the time of a statement."""
+"""The name in ``connection.info`` of a cursor to use again, which SQLAlchemy forgets with the
+driver's connection.  To make a cursor takes psycopg a tenth of the time of a statement."""
 
 
 def fetch(
@@ -41,10 +41,10 @@ def fetch(
         return executor.execute(statement, parameters).all()
     words, constants, readers = _in_words_of_driver(statement)
     try:
-        cursor = executor.info.get(CURSOR)
-        if cursor is None:
-            cursor = executor.info[CURSOR] = driver.cursor(row_factory=tuple_row)
+        cursor = executor.info.pop(CURSOR, None) or driver.cursor(row_factory=tuple_row)
         rows: list[Any] = cursor.execute(words, {**constants, **parameters}).fetchall()
+        if len(rows) <= 1:  # it holds parameters and rows: those of many jobs may be megabytes
+            executor.info[CURSOR] = cursor
     except psycopg.Error as error:
         if driver.closed:
             # SQLAlchemy must see the error itself: it then also discards the pool's other

@@ -22,7 +22,7 @@ from chaos.interleavings.logical_workers import wait_until
 from pgqueue import Job, PgQueue, SchemaMissing
 from pgqueue.models import SCHEMA
 from pgqueue.repository import enqueue
-from pgqueue.repository.fast_path import fetch
+from pgqueue.repository.fast_path import CURSOR, fetch
 from pgqueue.repository.messages import Start
 
 queue = PgQueue()
@@ -174,6 +174,20 @@ def test_the_connection_that_replaces_an_invalidated_one_has_its_own_cursor(engi
         session.commit()
 
         assert [job.args for job in session.query(Job)] == [{"number": 2}]
+
+
+def test_a_connection_keeps_its_cursor_but_not_what_many_jobs_have_left_in_it(
+    engine: Engine,
+) -> None:
+    with engine.begin() as connection, Session(connection) as session:
+        number.enqueue(session, 1)
+        kept = connection.info[CURSOR]
+        number.enqueue(session, 2)
+        assert connection.info[CURSOR] is kept
+
+        number.enqueue_many(session, [(3,), (4,)])
+
+        assert CURSOR not in connection.info
 
 
 def test_a_job_enqueued_on_a_bare_connection_is_there_when_that_commits(engine: Engine) -> None:
