@@ -108,12 +108,12 @@ class Requeue:
             jobs, job_id, self.changes, self.queue.find, notify=notify, run_at=run_at
         )
 
-    def free(self, session: Session, times: Mapping[int, datetime | None]) -> set[int]:
-        """Requeue those at once that need no look at each; returns their ids."""
+    def first(self, session: Session, times: Mapping[int, datetime | None]) -> Mapping[int, Change]:
+        """Requeue the first jobs at once, up to one that must be looked at alone."""
         if self.changes is not None:
-            return set()
+            return {}
         jobs, notify = self._jobs(session, "requeue of several jobs")
-        return jobs.requeue_free(times, notify=notify)
+        return jobs.requeue_first(times, notify=notify)
 
     def _jobs(self, session: Session, purpose: str) -> tuple[Jobs, bool]:
         connection = in_transaction(session, purpose)
@@ -304,7 +304,17 @@ def run(
 def _portion(
     begin: Begin, action: Action, ids: Sequence[int], act: Act
 ) -> tuple[Action, list[Result]]:
-    """Change jobs in one transaction; up to the first that stays locked, which is skipped."""
+    """Change jobs in one transaction; up to the first that stays locked, which is skipped.
+
+    A requeue first puts back at once what it can, in a transaction that waits for nothing: one by
+    one, jobs are locked in the order of their ids, and with these locked already, two requeues
+    could deadlock.
+    """
+    if isinstance(act, Requeue) and len(ids) > 1:
+        with begin() as session:
+            moved, results = step(session, action, ids, act, at_once=True)
+        if results:
+            return moved, results
     locked = None
     while True:
         try:
@@ -322,28 +332,32 @@ def step(
     act: Act,
     *,
     locked: int | None = None,
+    at_once: bool = False,
 ) -> tuple[Action, list[Result]]:
     """Change some jobs, ascending, in the caller's transaction; jobs that have moved on stay.
 
     Jobs up to the cursor are left out: another process has changed them.  ``locked``: a job that is
     skipped.  Raises JobLocked for another one that is not free within ``lock_timeout``; then the
-    transaction has failed.
+    transaction has failed.  ``at_once``: only the first jobs that :meth:`Requeue.first` requeues.
     """
     action = _locked(session, action)
     left = [] if action.finished_at else [id for id in ids if id > (action.cursor or 0)]
     reason_unchanged = KINDS[action.action].reason_unchanged
     done = action.jobs + action.skipped
     times = {job_id: _due_time(action, number) for number, job_id in enumerate(left, done)}
-    requeued = act.free(session, times) if isinstance(act, Requeue) else set()
+    first: Mapping[int, Change] = {}
+    if at_once and isinstance(act, Requeue):
+        first = act.first(session, times)
+        left = list(first)
     results = []
     for job_id in left:
-        if job_id in requeued:
-            results.append(Result(job_id, Change.REQUEUED.name.lower()))
-            continue
         if job_id == locked:
             results.append(Result(job_id, LOCKED, "another transaction has locked it"))
             continue
-        result = _change(session, act, job_id, times[job_id])
+        if job_id in first:
+            result = Result(job_id, first[job_id].name.lower())
+        else:
+            result = _change(session, act, job_id, times[job_id])
         if result.change == Change.UNCHANGED.name.lower():
             status = Listing(session).status(job_id)
             is_known = bool(reason_unchanged) and status in KINDS[action.action].statuses

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -177,7 +178,8 @@ class TestPortions:
 
         with begin(queue) as session:
             event.listen(queue.engine, "before_cursor_execute", lambda *each: sent.append(each[2]))
-            _, results = bulk.step(session, new, ids, bulk.act_of(queue, "requeue"))
+            act = bulk.act_of(queue, "requeue")
+            _, results = bulk.step(session, new, ids, act, at_once=True)
 
         assert [one.change for one in results] == ["requeued"] * 4
         changes = [each for each in sent if "UPDATE pgqueue.jobs" in each]
@@ -189,6 +191,19 @@ class TestPortions:
             assert (due, waiting) == ({ids[0], ids[2]}, {ids[1], ids[3]})
             assert [(job.run_at - new.at) / HOUR for job in jobs[1:]] == [0.25, 0.5, 0.75]
             assert queue.check(session) == []
+
+    def test_a_requeue_that_waits_for_a_job_has_locked_no_later_one(self, queue: PgQueue) -> None:
+        ids = cancelled(queue, 3)
+        action = begun(queue, "requeue")
+        lock = text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE NOWAIT")
+
+        with ThreadPoolExecutor(1) as thread:
+            with begin(queue) as session:
+                session.execute(lock, {"id": ids[1]})
+                done = thread.submit(run, queue, action)
+                wait_until(lambda: is_any_waiting(queue))
+                session.execute(lock, {"id": ids[2]})
+            assert done.result().jobs == 3
 
     def test_a_search_without_an_index_goes_on_where_it_has_stopped(
         self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
@@ -349,7 +364,10 @@ class TestTwoAtOnce:
     def test_a_process_that_is_killed_loses_nothing_and_doubles_nothing(
         self, queue: PgQueue
     ) -> None:
-        ids = cancelled(queue, 250)
+        ids = cancelled(queue, 100)
+        with begin(queue) as session:
+            ids.append(enqueue(session, key="k"))  # from here on one by one
+        ids += cancelled(queue, 149)
         action = begun(queue, "requeue", spread=250 * MINUTE)
         url = queue.engine.url.render_as_string(hide_password=False)
         process = FORKS.Process(target=work_alone, args=(url, action.id))

@@ -162,11 +162,11 @@ class ScriptedSession:
         return self.operate(lambda jobs: jobs.requeue(self.job.job_id, notify=False))
 
     def requeue_with_others(self) -> Change:
-        """Requeue the job as one of many: it stays as it is if it is not free."""
+        """Requeue the job as the first of many: it stays as it is if that would have to wait."""
 
         def requeue(jobs: Jobs) -> Change:
-            done = jobs.requeue_free({self.job.job_id: None}, notify=False)
-            return Change.REQUEUED if done else Change.UNCHANGED
+            done = jobs.requeue_first({self.job.job_id: None}, notify=False)
+            return done.get(self.job.job_id, Change.UNCHANGED)
 
         return self.operate(requeue)
 

@@ -26,7 +26,7 @@ Parameters = Mapping[str, Any]
 
 CURSOR = "pgqueue.cursor"
 """The name in ``connection.info`` of a cursor to use again, which SQLAlchemy forgets with the
-driver's connection.  To make a cursor takes psycopg a tenth of the time of a statement."""
+driver's connection.  psycopg takes a tenth of the time of a statement to make a cursor."""
 
 
 def fetch(

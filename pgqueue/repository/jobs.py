@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from functools import cache, partial
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -164,12 +165,13 @@ def cancel_job(*, kill: bool) -> sa.Executable:
 
 @cache
 def lock_free_jobs() -> sa.Executable:
-    """Lock those failed and cancelled jobs that no transaction has locked and no key restricts."""
+    """Lock those failed and cancelled jobs that have no unique key, no message and no lease, and
+    that no other transaction has locked."""
     wanted = _wanted()
     return (
         sa.select(jobs.c.id, jobs.c.limit_keys.is_not(None))
         .select_from(wanted.join(jobs, jobs.c.id == wanted.c.id))
-        .where(_is_dead(), jobs.c.unique_key.is_(None))
+        .where(_is_dead(), jobs.c.unique_key.is_(None), ~_has_message_or_lease(wanted.c.id))
         .with_for_update(of=jobs, key_share=True, skip_locked=True)
     )
 
@@ -179,8 +181,9 @@ def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
     """Put failed or cancelled jobs back as if new, with their unique keys and under their limits,
     each for its time or for now; returns their ids.
 
-    Their rows are locked: another requeue would give them messages too.  A job that has a message
-    or a lease stays as it is; both would be seen if a claim commits while the statement runs.
+    The caller must have locked their rows: another requeue would give them messages too.  A job
+    that has a message or a lease stays as it is.  One query looks for both: two could miss a claim
+    that commits between them.
     """
     wanted = _wanted()
     job = (
@@ -191,7 +194,7 @@ def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
             attempts=0,
             snoozes=0,
             interruptions=0,
-            run_at=sa.func.greatest(wanted.c.run_at, clock()),
+            run_at=sa.func.greatest(wanted.c.run_at, clock()),  # ignores NULL
             result=sa.null(),
             progress=sa.null(),
             started_at=sa.null(),
@@ -537,25 +540,29 @@ class Jobs:
             if new:
                 self._run_with(edit_job(tuple(sorted(new))), job_id, new)
             limited = job.limit_keys is not None
-            self._put_back({job_id: run_at}, notify=notify, limited=limited)
-            return Change.REQUEUED
+            done = self._put_back({job_id: run_at}, notify=notify, limited=limited)
+            return Change.REQUEUED if done else Change.UNCHANGED
 
         return self._taking_key(requeue, job_id, job.queue, new.get("unique_key", job.unique_key))
 
-    def requeue_free(self, times: Mapping[int, datetime | None], *, notify: bool) -> set[int]:
-        """Put those of these jobs back at once that :meth:`requeue` would neither wait for nor
-        refuse; returns their ids.
+    def requeue_first(
+        self, times: Mapping[int, datetime | None], *, notify: bool
+    ) -> dict[int, Change]:
+        """Put the first of these jobs back at once, up to one that needs :meth:`requeue`: one that
+        has not ended, has a unique key, a message or a lease, or is locked by another transaction.
 
-        Each is due at its time; None means now.  Left are jobs that another transaction has locked,
-        that have a unique key, a message or a lease, and that have not failed.
+        Never waits.  Each job is due at its time; None means now.  Returns the result for each;
+        empty if the very first needs a requeue of its own.
         """
-        free = fetch(self._executor, lock_free_jobs(), {"wanted": _document_of(times)})
+        free = dict(fetch(self._executor, lock_free_jobs(), {"wanted": _document_of(times)}))
+        first = list(takewhile(free.__contains__, times))
         done: set[int] = set()
         for limited in (False, True):
-            some = {job_id: times[job_id] for job_id, is_limited in free if is_limited is limited}
+            some = {job_id: times[job_id] for job_id in first if free[job_id] is limited}
             if some:
                 done |= self._put_back(some, notify=notify, limited=limited)
-        return done
+        # Unchanged is one that a worker has claimed since it was locked.
+        return {job_id: Change.REQUEUED if job_id in done else Change.UNCHANGED for job_id in first}
 
     def run_now(self, job_id: int, *, notify: bool) -> Change:
         """Make a waiting job due now; any other job stays as it is."""
