@@ -97,7 +97,7 @@ def is_with_a_worker() -> sa.Executable:
 
     One query for both: both would miss a claim that commits between two queries.
     """
-    return sa.select(_has_message_or_lease(JOB))
+    return sa.select(has_message_or_lease(JOB))
 
 
 @cache
@@ -171,7 +171,7 @@ def lock_free_jobs() -> sa.Executable:
     return (
         sa.select(jobs.c.id, jobs.c.limit_keys.is_not(None))
         .select_from(wanted.join(jobs, jobs.c.id == wanted.c.id))
-        .where(_is_dead(), jobs.c.unique_key.is_(None), ~_has_message_or_lease(wanted.c.id))
+        .where(_is_dead(), jobs.c.unique_key.is_(None), ~has_message_or_lease(wanted.c.id))
         .with_for_update(of=jobs, key_share=True, skip_locked=True)
     )
 
@@ -188,7 +188,7 @@ def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
     wanted = _wanted()
     job = (
         sa.update(jobs)
-        .where(jobs.c.id == wanted.c.id, _is_dead(), ~_has_message_or_lease(wanted.c.id))
+        .where(jobs.c.id == wanted.c.id, _is_dead(), ~has_message_or_lease(wanted.c.id))
         .values(
             outcome=sa.null(),
             attempts=0,
@@ -301,7 +301,7 @@ def _wanted() -> sa.TableValuedAlias:
     return document("wanted", sa.column("id", sa.BigInteger), run_at)
 
 
-def _has_message_or_lease(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+def has_message_or_lease(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     leased = sa.exists().where(leases.c.target_id == job_id)
     return sa.or_(sa.exists().where(stands_at_place_of(job_id)), leased)
 
