@@ -11,7 +11,7 @@ from alembic import context
 from pgqueue.errors import NotBound
 from pgqueue.models import SCHEMA, Base
 from pgqueue.repository.tables import SEARCH_PATH
-from pgqueue.schema.citus import KEEP_TABLES_LOCAL
+from pgqueue.schema import citus
 
 
 def run_offline() -> None:
@@ -45,7 +45,8 @@ def run_migrations() -> None:
     with context.begin_transaction():
         # What the tables and views are made of is looked up now, once and for all.
         context.execute(f"SET LOCAL search_path = {SEARCH_PATH}")
-        context.execute(KEEP_TABLES_LOCAL)
+        for name in citus.SETTINGS:
+            context.execute(f"SET LOCAL {name} = off")
         # Here, because the version table needs the schema before the first revision runs.
         # CREATE SCHEMA IF NOT EXISTS wants the right to create schemas even where there is one.
         context.execute(

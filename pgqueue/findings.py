@@ -5,10 +5,11 @@ no jobs.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -37,8 +38,8 @@ from pgqueue.rules import admission
 from pgqueue.rules.served_queues import serves
 from pgqueue.rules.ticks import LATE, Overlap
 from pgqueue.schema import citus
+from pgqueue.schema.on_all_nodes import lacks_parts_of_citus
 from pgqueue.schema.state import read_state
-from pgqueue.schema.two_phase import is_on_this_node
 from pgqueue.tasks import Task
 from pgqueue.tasks.pauses import open_tasks, under_all_names
 
@@ -419,40 +420,31 @@ def of_notifications(usage: float) -> Iterator[Finding]:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """What a node that answers says of itself."""
-
-    name: str
-    number: int | None
-    """0 if it has none; None if it has no tables."""
-    version: int | None
-    """Of its tables."""
-    group: int | None
-    """The group that Citus has given it, which is its number."""
-    has_all_of_citus: bool
-    """Whether it has what this version creates on all nodes of Citus."""
-
-    @property
-    def lacks_number(self) -> bool:
-        if self.number is None:
-            return False
-        return self.number == 0 if self.group is None else self.number != self.group
-
-    @classmethod
-    def of(cls, node: Node) -> "NodeState":
-        with node.connected() as connection:
+def of_nodes(nodes: Iterable[Node]) -> Iterator[Finding]:
+    """What is wrong between the nodes of a queue that have tables."""
+    names: dict[int, list[str]] = {}
+    versions: dict[int | None, list[str]] = {}
+    for node in nodes:
+        with node.engine().connect() as connection:
             number, group = read_number(connection), citus.group_of(connection)
-            version, has_all = read_state(connection).version, is_on_this_node(connection)
-            return cls(node.name, number, version, group, has_all)
-
-
-def of_nodes(nodes: Sequence[NodeState]) -> Iterator[Finding]:
-    """What is wrong between the nodes of a queue."""
-    numbers = {node.name: node.number for node in nodes if node.number is not None}
-    for number in sorted(set(numbers.values()) - {0}):
-        alike = [name for name in numbers if numbers[name] == number]
-        if len(alike) > 1:
+            version, lacks = read_state(connection).version, lacks_parts_of_citus(connection)
+        if number is None:
+            continue
+        names.setdefault(number, []).append(node.name)
+        versions.setdefault(version, []).append(node.name)
+        if (number == 0) if group is None else (number != group):
+            detail = f"{node.name}: ids of new jobs do not name the node; run {UPGRADE_NODES}"
+            yield Finding(Level.WRONG, "node numbers", detail)
+        if lacks:
+            yield Finding(
+                Level.WRONG,
+                "citus",
+                f"{node.name}: the table of two-phase commits or the functions of enqueues by key "
+                "are missing or old: a crash inside of COMMIT may keep an application's row of "
+                f"another node and lose its job; run {UPGRADE_NODES}, then restart what enqueues",
+            )
+    for number, alike in names.items():
+        if number and len(alike) > 1:
             yield Finding(
                 Level.WRONG,
                 "node numbers",
@@ -460,27 +452,15 @@ def of_nodes(nodes: Sequence[NodeState]) -> Iterator[Finding]:
                 "ids, as when one database is a copy of another: on all of them but one, run "
                 f'ALTER SEQUENCE "{SCHEMA}".jobs_id_seq START WITH 1, then {UPGRADE_NODES}',
             )
-    without = [node.name for node in nodes if node.lacks_number]
-    if without:
-        names = " and ".join(without)
-        detail = f"{names}: ids of new jobs do not name the node; run {UPGRADE_NODES}"
-        yield Finding(Level.WRONG, "node numbers", detail)
-    lacking = [node.name for node in nodes if node.group is not None and not node.has_all_of_citus]
-    if lacking and any(node.group for node in nodes):
-        yield Finding(
-            Level.WRONG,
-            "citus",
-            f"{' and '.join(lacking)}: the table of two-phase commits or the functions of enqueues "
-            "by key are missing or old: a crash inside of COMMIT may keep an application's row of "
-            f"another node and lose its job; run {UPGRADE_NODES}, then restart what enqueues",
-        )
-    versions = {node.name: node.version for node in nodes if node.version is not None}
-    if len(set(versions.values())) > 1:
-        named = ", ".join(f"{name} {version}" for name, version in versions.items())
-        detail = f"tables of different versions: {named}; run {UPGRADE_NODES}"
+    if len(versions) > 1:
+        detail = f"tables of different versions: {_by_key(versions)}; run {UPGRADE_NODES}"
         yield Finding(Level.WARNING, "node versions", detail)
-    named = ", ".join(f"{number} {name}" for name, number in numbers.items())
-    yield Finding(Level.OK, "nodes", f"number and name of those with tables: {named}")
+    detail = f"number and names of those with tables: {_by_key(names)}"
+    yield Finding(Level.OK, "nodes", detail)
+
+
+def _by_key(names: Mapping[Any, Sequence[str]]) -> str:
+    return ", ".join(f"{key} {' and '.join(alike)}" for key, alike in names.items())
 
 
 def age(span: timedelta) -> str:

@@ -277,14 +277,9 @@ class PgQueue(Operations):
             return list(self._nodes)
         return [] if self._nodes is None else nodes_of_citus(self.engine)
 
-    @property
-    def is_on_citus(self) -> bool:
-        """Whether Citus knows the nodes, and finds the node of a key."""
-        return self._nodes == CITUS
-
     def coordinator(self) -> URL | None:
         """The URL of the coordinator, if the queue is bound to another node of Citus."""
-        return coordinator_elsewhere(self.engine) if self.is_on_citus else None
+        return coordinator_elsewhere(self.engine) if self._nodes == CITUS else None
 
     @property
     def connection(self) -> Connection | None:

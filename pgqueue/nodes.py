@@ -1,18 +1,17 @@
 """The nodes of a queue: databases that each have tables, ids and workers of their own."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine
+from sqlalchemy import URL, Engine, NullPool, create_engine
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from pgqueue.database.opening import on_psycopg
 from pgqueue.errors import ArgumentsError, OptionError, PgQueueError, SchemaError
 from pgqueue.repository.nodes import HIGHEST_NUMBER, read_number
 from pgqueue.schema import citus
-from pgqueue.schema.node_numbers import set_number
 from pgqueue.schema.state import wait_for_other_upgrades
 
 CITUS = "citus"
@@ -33,25 +32,17 @@ class Node:
     @property
     def name(self) -> str:
         """``host:port/database``, without a password."""
-        host = self.url.host or self.url.query.get("host") or "localhost"
         port = self.url.port or self.url.query.get("port") or 5432
-        return f"{host}:{port}/{self.url.database or self.url.username or ''}"
+        return f"{self.host}:{port}/{self.url.database or self.url.username or ''}"
 
     @property
-    def patient_url(self) -> URL:
-        """The URL, with a limit of the time for which a connection is tried."""
-        if "connect_timeout" in self.url.query:
-            return self.url
-        return self.url.update_query_dict({"connect_timeout": PATIENCE})
+    def host(self) -> str:
+        return str(self.url.host or self.url.query.get("host") or "localhost")
 
-    @contextmanager
-    def connected(self) -> Iterator[Connection]:
-        """A connection of its own to the node, in a transaction that the caller ends."""
-        engine = create_engine(
-            self.patient_url, poolclass=NullPool, isolation_level="READ COMMITTED"
-        )
-        with engine.connect() as connection:
-            yield connection
+    def engine(self) -> Engine:
+        """An engine that keeps no connections, and counts a node that is silent as down."""
+        url = self.url.update_query_dict({"connect_timeout": PATIENCE, **self.url.query})
+        return create_engine(url, poolclass=NullPool, isolation_level="READ COMMITTED")
 
 
 def checked_nodes(nodes: Any) -> list[Node]:
@@ -66,7 +57,7 @@ def checked_nodes(nodes: Any) -> list[Node]:
             f"PgQueue: nodes has {len(nodes)} URLs; give 1 to {HIGHEST_NUMBER}, or omit it for one "
             "database"
         )
-    found: list[Node] = []
+    found: dict[str, Node] = {}
     for place, url in enumerate(nodes, 1):
         try:
             node = Node(on_psycopg(url))
@@ -75,10 +66,9 @@ def checked_nodes(nodes: Any) -> list[Node]:
                 f"PgQueue: number {place} of nodes is no URL of a database; one looks like "
                 "postgresql://user@host/database"
             ) from error
-        if node.name in {one.name for one in found}:
+        if found.setdefault(node.name, node) is not node:
             raise OptionError(f"PgQueue: nodes has {node.name} twice; give each database once")
-        found.append(node)
-    return found
+    return list(found.values())
 
 
 def nodes_of_citus(engine: Engine) -> list[Node]:
@@ -86,31 +76,31 @@ def nodes_of_citus(engine: Engine) -> list[Node]:
 
     They have the user, the password and the database of the engine's URL.
     """
-    with engine.connect() as connection:
-        connection.detach()  # asked once: the pool keeps none
-        group = citus.group_of(connection)
-        if group is None:
-            raise PgQueueError(
-                "this database has no Citus, which would know the nodes: give "
-                "PgQueue(nodes=[...]) the URLs of all nodes"
-            )
-        known = citus.nodes_known(connection)
-    url = on_psycopg(engine.url)
-    at = url.difference_update_query(["host", "port"])
-    nodes = [Node(at.set(host=node.host, port=node.port), node.group) for node in known]
+    group, nodes = _group_and_nodes(engine)
+    if group is None:
+        raise PgQueueError(
+            "this database has no Citus, which would know the nodes: give PgQueue(nodes=[...]) the "
+            "URLs of all nodes"
+        )
     if group == 0 and 0 not in {node.number for node in nodes}:
-        nodes.insert(0, Node(url, 0))  # a coordinator that was not told its own address
+        nodes.insert(0, Node(on_psycopg(engine.url), 0))  # it was not told its own address
     return nodes
 
 
 def coordinator_elsewhere(engine: Engine) -> URL | None:
     """The URL of the coordinator, if the engine connects to another node of Citus, and that node
     knows it."""
+    group, nodes = _group_and_nodes(engine)
+    return next((node.url for node in nodes if group and node.number == 0), None)
+
+
+def _group_and_nodes(engine: Engine) -> tuple[int | None, list[Node]]:
+    at = on_psycopg(engine.url).difference_update_query(["host", "port"])
     with engine.connect() as connection:
-        connection.detach()
-        if not citus.group_of(connection):
-            return None
-    return next((node.url for node in nodes_of_citus(engine) if node.number == 0), None)
+        connection.detach()  # asked once: the pool keeps none
+        group = citus.group_of(connection)
+        known = [] if group is None else citus.nodes_known(connection)
+    return group, [Node(at.set(host=row.host, port=row.port), row.group) for row in known]
 
 
 def number_in_list(engine: Engine, nodes: Sequence[Node]) -> None:
@@ -126,20 +116,18 @@ def number_in_list(engine: Engine, nodes: Sequence[Node]) -> None:
         if citus.is_here(connection) or read_number(connection):
             return
     with ExitStack() as stack:
-        connections = [_answering(stack, node, name) for node in nodes]
+        connections = []
+        for node in nodes:
+            try:
+                connections.append(stack.enter_context(node.engine().connect()))
+            except OperationalError as error:
+                raise SchemaError(
+                    f"node {name} needs a number that no other node has, and node {node.name} does "
+                    "not answer: upgrade again when all nodes run"
+                ) from error
         # One process at a time: two would give the same number to two nodes.
         wait_for_other_upgrades(connections[0])
         numbers = [read_number(connection) or 0 for connection in connections]
         if not numbers[names.index(name)]:
             with engine.begin() as connection:
-                set_number(connection, max(numbers) + 1)
-
-
-def _answering(stack: ExitStack, node: Node, name: str) -> Connection:
-    try:
-        return stack.enter_context(node.connected())
-    except OperationalError as error:
-        raise SchemaError(
-            f"node {name} needs a number that no other node has, and node {node.name} does not "
-            "answer: upgrade again when all nodes run"
-        ) from error
+                citus.set_number(connection, max(numbers) + 1)

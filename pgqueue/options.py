@@ -388,11 +388,6 @@ class Options:
                 f"{where}both unique and unique_key or on_duplicate are given; say it all in "
                 "unique, as in Unique(key=..., on_conflict='raise')"
             )
-        if self.node is not None and unique is not None and unique.changes_holder:
-            raise OptionError(
-                f"{where}on_conflict={unique.on_conflict!r} changes a job of the session's node; "
-                "omit node, or give on_conflict='return' or 'raise'"
-            )
         own = key if unique is None else unique.key
         if isinstance(own, str):
             storable_key(own, self.task)

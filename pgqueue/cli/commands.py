@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.dashboard import dashboard
 from pgqueue.cli.doctor import doctor
-from pgqueue.cli.error_words import show_traceback, words_for
+from pgqueue.cli.error_words import in_words
 from pgqueue.cli.jobs import enqueue, jobs
 from pgqueue.cli.lists import batches, failures, health, limits, log, stats, status, workers
 from pgqueue.cli.options import APP, URL, verbose_option
@@ -44,21 +44,12 @@ class ErrorHandlingGroup(click.Group):
             # A character that the output cannot encode must not end a command.
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
-        given = ctx.ensure_object(CliState)
         try:
-            return super().invoke(ctx)
+            with in_words(ctx.ensure_object(CliState)):
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)
-        except click.ClickException as error:
-            show_traceback(error, given)
-            raise
-        except Exception as error:
-            words = words_for(error)
-            if words is None:
-                raise  # a bug of ours, whose report needs the traceback, or an exit code
-            show_traceback(error, given)
-            raise click.ClickException(words) from error
 
 
 @click.group(cls=ErrorHandlingGroup, context_settings=SETTINGS, epilog=EXIT_CODES)

@@ -1,6 +1,6 @@
 """``pgqueue doctor``: finds jobs that do not run and broken rows, and names the remedies."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 from sqlalchemy.orm import Session
@@ -14,7 +14,6 @@ from pgqueue.findings import (
     SHOWN,
     Finding,
     Level,
-    NodeState,
     of_jobs,
     of_nodes,
     of_server,
@@ -31,13 +30,7 @@ from pgqueue.terminal import harmless, print_json
 
 
 def _doctor_of_all(found: Mapping[Node, None], as_json: bool) -> None:
-    findings = list(of_nodes([NodeState.of(node) for node in found]))
-    if as_json:
-        print_json({"findings": findings})
-    else:
-        _print(findings)
-    if not _are_sound(findings):
-        click.get_current_context().exit(1)
+    _end(list(of_nodes(found)), as_json=as_json, is_of_one=False)
 
 
 @click.command()
@@ -59,23 +52,20 @@ def doctor(given: CliState, /, as_json: bool) -> None:
             *of_settings(Health(session)),
             *of_server(queue, Health(session)),
         ]
-    is_sound = _are_sound(findings)
+    _end(findings, as_json=as_json)
+
+
+def _end(findings: Sequence[Finding], *, as_json: bool, is_of_one: bool = True) -> None:
+    """Print the findings, and exit with 1 if one is wrong."""
+    is_sound = all(finding.level is not Level.WRONG for finding in findings)
     if as_json:
-        print_json({"is_sound": is_sound, "findings": findings})
+        print_json({**({"is_sound": is_sound} if is_of_one else {}), "findings": findings})
     else:
-        _print(findings)
+        for finding in findings:
+            line = f"{finding.level:7}  {finding.subject}: {finding.detail}"
+            click.echo(harmless(redacted(line)))
     if not is_sound:
         click.get_current_context().exit(1)
-
-
-def _print(findings: Iterable[Finding]) -> None:
-    for finding in findings:
-        line = f"{finding.level:7}  {finding.subject}: {finding.detail}"
-        click.echo(harmless(redacted(line)))
-
-
-def _are_sound(findings: Iterable[Finding]) -> bool:
-    return all(finding.level is not Level.WRONG for finding in findings)
 
 
 def _of_rows(queue: PgQueue, session: Session) -> Iterator[Finding]:

@@ -1,6 +1,8 @@
 """What a command prints of an error."""
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
@@ -13,7 +15,24 @@ from pgqueue.terminal import harmless, one_line
 from pgqueue.worker.outage import MORE_CONNECTIONS, is_crowded
 
 
-def words_for(error: Exception) -> str | None:
+@contextmanager
+def in_words(given: CliState) -> Iterator[None]:
+    """Raise an error that a user can fix as a ClickException; -v prints its traceback on stderr."""
+    try:
+        yield
+    except Exception as error:
+        words = _words_for(error)
+        if words is None:
+            raise  # a bug of ours, whose report needs the traceback, or an exit code
+        if given.is_verbose:
+            lines = "".join(traceback.format_exception(error))
+            click.echo(harmless(redacted(lines)), err=True)
+        if isinstance(error, click.ClickException):
+            raise
+        raise click.ClickException(words) from error
+
+
+def _words_for(error: Exception) -> str | None:
     """One line that says what happened and what to do; None for a bug of ours."""
     match error:
         case click.ClickException():
@@ -32,10 +51,3 @@ def words_for(error: Exception) -> str | None:
         case PgQueueError() | OSError():
             return one_line(error)
     return None
-
-
-def show_traceback(error: Exception, given: CliState) -> None:
-    """Print the traceback on stderr, if -v asks for it."""
-    if given.is_verbose:
-        lines = "".join(traceback.format_exception(error))
-        click.echo(harmless(redacted(lines)), err=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
@@ -428,9 +429,8 @@ def list_jobs(
 def _status_of_all(found: Mapping[Node, list[dict[str, Any]]], as_json: bool) -> None:
     """The queues of several nodes, those of one name added up."""
     parts: dict[str, list[dict[str, Any]]] = {}
-    for queues in found.values():
-        for queue in queues:
-            parts.setdefault(queue["name"], []).append(queue)
+    for queue in chain(*found.values()):
+        parts.setdefault(queue["name"], []).append(queue)
     queues = [_added_up(name, parts[name]) for name in sorted(parts)]
     if as_json:
         print_json({"queues": queues})
@@ -441,22 +441,19 @@ def _status_of_all(found: Mapping[Node, list[dict[str, Any]]], as_json: bool) ->
 def _added_up(name: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One queue of several nodes: what is not known of one part is not known of the whole."""
 
-    def whole(join: Callable[[Iterable[Any]], Any], values: Iterable[Any]) -> Any:
-        found = list(values)
-        return None if None in found else join(found)
+    def whole(join: Callable[[Iterable[Any]], Any], key: str, parts: Sequence[Any]) -> Any:
+        values = [part[key] for part in parts]
+        return None if None in values else join(values)
 
-    ages = [part["oldest_due_age"] for part in parts if part["oldest_due_age"] is not None]
+    joins: dict[str, Callable[[Iterable[Any]], Any]]
+    joins = {"is_paused": all, "in_per_minute": sum, "out_per_minute": sum, "empty_in": max}
+    jobs = [part["jobs"] for part in parts]
+    due = [part for part in parts if part["oldest_due_age"] is not None]
     return {
         "name": name,
-        "is_paused": all(part["is_paused"] for part in parts),
-        "oldest_due_age": max(ages, default=None),
-        "in_per_minute": whole(sum, (part["in_per_minute"] for part in parts)),
-        "out_per_minute": whole(sum, (part["out_per_minute"] for part in parts)),
-        "empty_in": whole(max, (part["empty_in"] for part in parts)),
-        "jobs": {
-            status.value: whole(sum, (part["jobs"][status.value] for part in parts))
-            for status in JobStatus
-        },
+        **{key: whole(join, key, parts) for key, join in joins.items()},
+        "oldest_due_age": max((part["oldest_due_age"] for part in due), default=None),
+        "jobs": {status.value: whole(sum, status.value, jobs) for status in JobStatus},
     }
 
 

@@ -4,15 +4,15 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from click.exceptions import Exit
 
 from pgqueue.cli.app_loader import CliState
-from pgqueue.cli.error_words import show_traceback, words_for
+from pgqueue.cli.error_words import in_words
 from pgqueue.job_queue import PgQueue
 from pgqueue.nodes import Node
 from pgqueue.terminal import harmless, print_json
@@ -21,9 +21,8 @@ ALL = "all"
 
 nodes_option = click.option(
     "--nodes",
-    "nodes",
     metavar="NAMES",
-    help="On which nodes of the app's PgQueue: all, or parts of their names, as n1,n2.",
+    help="On which nodes of the app's PgQueue: all, or hosts or names, as n1,n2:5432/shop.",
 )
 
 Summary = Callable[[Mapping[Node, Any], bool], None]
@@ -33,24 +32,14 @@ end, each with what it returned there, and whether to print JSON."""
 
 def chosen_nodes(queue: PgQueue, words: str) -> list[Node]:
     """The nodes that --nodes names; raises UsageError."""
-    nodes = queue.nodes
-    if not nodes:
+    names_of = {node: {ALL, node.host, node.name} for node in queue.nodes}
+    if not names_of:
         raise click.UsageError("--nodes needs the nodes: in the app, PgQueue(nodes=[...])")
-    if words == ALL:
-        return nodes
-    return list(dict.fromkeys(_named(word.strip(), nodes) for word in words.split(",")))
-
-
-def _named(word: str, nodes: list[Node]) -> Node:
-    found = [node for node in nodes if node.name == word] or [
-        node for node in nodes if word in node.name
-    ]
-    if len(found) != 1:
-        names = ", ".join(node.name for node in nodes)
-        raise click.UsageError(
-            f"--nodes {word} is a part of {len(found)} names; the nodes are {names}"
-        )
-    return found[0]
+    names = {word.strip() for word in words.split(",")}
+    if unknown := names.difference(*names_of.values()):
+        known = ", ".join(node.name for node in names_of)
+        raise click.UsageError(f"--nodes: there is no {min(unknown)}; the nodes are {known}")
+    return [node for node in names_of if names & names_of[node]]
 
 
 def on_nodes(summary: Summary | None = None) -> Callable[[Any], Any]:
@@ -71,38 +60,36 @@ def on_nodes(summary: Summary | None = None) -> Callable[[Any], Any]:
             state = replace(given, queue=queue)
 
             def run_on(node: Node) -> Any:
-                with queue.bound_to(node.patient_url):
+                with queue.bound_to(node.engine()):
                     return command(state, **options)
 
             ends = {
                 node: _ended(node.name, partial(run_on, node), state, as_json=as_json)
                 for node in chosen_nodes(queue, nodes)
             }
-            ended = {node: end.value for node, end in ends.items() if end.error is None}
-            codes = [end.code for end in ends.values()]
-            together = _End()
-            if summary is not None and ended:
-                add_up = partial(summary, ended, as_json)
-                together = _ended("All nodes", add_up, state, as_json=as_json)
+            values = {n: end.value for n, end in ends.items() if "error" not in end.document}
+            of_all = _End()
+            if summary is not None and values:
+                add_up = partial(summary, values, as_json)
+                of_all = _ended("All nodes", add_up, state, as_json=as_json)
             if as_json:
                 each = [{"node": node.name, **end.document} for node, end in ends.items()]
-                print_json({**together.document, "nodes": each})
-            click.get_current_context().exit(max(*codes, together.code))
+                print_json({**of_all.document, "nodes": each})
+            codes = [end.code for end in ends.values()]
+            click.get_current_context().exit(max(*codes, of_all.code))
 
         return on_each
 
     return decorate
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
+class _End(NamedTuple):
     """How a command has ended on a node."""
 
     value: Any = None
-    document: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] = {}
     """With --json, what it has printed."""
     code: int = 0
-    error: str | None = None
 
 
 def _ended(heading: str, run: Callable[[], Any], given: CliState, *, as_json: bool) -> _End:
@@ -111,19 +98,16 @@ def _ended(heading: str, run: Callable[[], Any], given: CliState, *, as_json: bo
         click.secho(heading, bold=True)
     printed, value, code = io.StringIO(), None, 0
     try:
-        with redirect_stdout(printed) if as_json else nullcontext():
+        with redirect_stdout(printed) if as_json else nullcontext(), in_words(given):
             value = run()
     except Exit as end:
         code = end.exit_code
     except click.UsageError:
         raise  # the same on every node
-    except Exception as error:
-        words = words_for(error)
-        if words is None:
-            raise
-        show_traceback(error, given)
+    except click.ClickException as error:
+        words = error.format_message()
         click.echo(harmless(f"Error: {heading}: {words}"), err=True)
-        return _End(document={"error": words}, code=1, error=words)
+        return _End(None, {"error": words}, 1)
     finally:
         if not as_json:
             click.echo()

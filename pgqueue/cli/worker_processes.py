@@ -63,9 +63,7 @@ class ProcessGroup:
     def __init__(self, places: Sequence[Mapping[str, str]], *, until_empty: bool) -> None:
         """``places``: of each worker, what its environment has besides that of the parent."""
         if os.name != "posix":
-            raise click.ClickException(
-                "--processes needs a POSIX system, and so do several --nodes"
-            )
+            raise click.ClickException("--processes and --nodes need a POSIX system")
         self._places = places
         self._until_empty = until_empty
         self._signals: SimpleQueue[int | None] = SimpleQueue()
@@ -128,12 +126,7 @@ class ProcessGroup:
         try:
             return subprocess.Popen(  # noqa: S603
                 [sys.executable, *sys.orig_argv[1:]],
-                env={
-                    **os.environ,
-                    **self._places[place],
-                    PARENT: str(self._pipe),
-                    PLACE: str(place),
-                },
+                env=os.environ | self._places[place] | {PARENT: str(self._pipe), PLACE: str(place)},
                 pass_fds=[self._pipe],
                 # In a session of its own: Ctrl-C reaches only the parent, which forwards it once.
                 start_new_session=True,

@@ -222,10 +222,8 @@ def worker(
         if nodes is not None:
             chosen = chosen_nodes(given.application(), nodes)
             of_nodes = [{NODE: node.url.render_as_string(hide_password=False)} for node in chosen]
-        places = [of_node for of_node in of_nodes for _ in range(processes)]
-        if len(places) > 1:
-            sys.exit(ProcessGroup(places, until_empty=until_empty).run())
-        os.environ.update(places[0])
+        if nodes is not None or processes > 1:
+            sys.exit(ProcessGroup(of_nodes * processes, until_empty=until_empty).run())
     queue = given.application()
     if (url := os.environ.pop(NODE, None)) is not None:
         click.get_current_context().with_resource(queue.bound_to(url))

@@ -13,7 +13,7 @@ from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.errors import ArgumentsError, NotBound, SchemaMissing, SchemaTooOld
 from pgqueue.models import Job
 from pgqueue.models.base import SCHEMA
-from pgqueue.repository.two_phase import CITUS_SCHEMA
+from pgqueue.repository.nodes import CITUS_SCHEMA
 
 UNDEFINED_TABLE = "42P01"
 UNDEFINED_COLUMN = "42703"
@@ -90,8 +90,9 @@ def translated_errors() -> Iterator[None]:
             raise SchemaMissing(f"There are no pgqueue tables {_UPGRADE}") from error
         if state in (UNDEFINED_FUNCTION, UNDEFINED_SCHEMA) and CITUS_SCHEMA in str(error.orig):
             raise SchemaMissing(
-                "Citus has no function that enqueues on the node of a key. Run `pgqueue --app "
-                "module:queue upgrade --nodes all` when the cluster has nodes"
+                "There is no function that enqueues on the node of a key. On Citus run `pgqueue "
+                "--app module:queue upgrade --nodes all` when the cluster has nodes; elsewhere "
+                "omit node, and open a session on the node"
             ) from error
         if state == UNDEFINED_COLUMN:
             raise SchemaTooOld(f"There are only older pgqueue tables {_UPGRADE}") from error

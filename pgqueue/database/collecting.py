@@ -6,7 +6,6 @@ from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
-from pgqueue.errors import OptionError
 from pgqueue.models import Job
 
 COLLECTING = "pgqueue.collecting"
@@ -34,12 +33,3 @@ def note_for_batch(session: Session | None, job_ids: Iterable[int]) -> None:
     """Note jobs that were enqueued through a session, or that hold the unique key of one."""
     if session is not None and (collecting := session.info.get(COLLECTING)) is not None:
         collecting.extend(job_ids)
-
-
-def refuse_in_batch(session: Session, where: str) -> None:
-    """Raise OptionError while a batch is open on a session."""
-    if session.info.get(COLLECTING) is not None:
-        raise OptionError(
-            f"{where}: a batch has jobs of the node of its session; omit node, or enqueue outside "
-            "of the batch"
-        )

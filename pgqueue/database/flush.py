@@ -50,8 +50,14 @@ _AS_NEW: dict[str, Any] = {
 def held_job(session: Session, holding: KeyHolder) -> Job | None:
     """Return the job that has a unique key; None if it has been deleted since.
 
-    Loads the columns that the role may read.
+    Loads the columns that the role may read; of a job on another node, only its id.
     """
+    if not holding.is_here:
+        elsewhere = dispatch_at_flush(Job())
+        elsewhere.is_new = False
+        set_committed_value(elsewhere, "id", holding.id)
+        make_transient_to_detached(elsewhere)
+        return elsewhere
     with session.no_autoflush:
         if holding.is_readable:
             job = _load(session, holding.id)
@@ -59,15 +65,6 @@ def held_job(session: Session, holding: KeyHolder) -> Job | None:
             job = _load(session, holding.id, load_only(*READ_BY_ENQUEUERS), times=["run_at"])
     if job is not None:
         job.is_new = False  # this Session may have created it before
-    return job
-
-
-def job_elsewhere(id: int) -> Job:
-    """Return the job of another node that holds a unique key; only its id is loaded."""
-    job = dispatch_at_flush(Job())
-    job.is_new = False
-    set_committed_value(job, "id", id)
-    make_transient_to_detached(job)
     return job
 
 

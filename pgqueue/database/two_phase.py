@@ -9,13 +9,13 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Pool, TwoPhaseTransaction
 
-from pgqueue.repository.two_phase import TABLE_EXISTS, WRITE_NO_ROW
-
-_has_citus: WeakKeyDictionary[Pool, bool] = WeakKeyDictionary()
-"""By pool, which an engine shares with its copies of other ``execution_options``."""
+from pgqueue.repository.nodes import TABLE_EXISTS, WRITE_NO_ROW
 
 IN_TWO_PHASES = "pgqueue.in_two_phases"
 """The name in ``connection.info`` of the transaction that will commit in two phases."""
+
+_has_citus: WeakKeyDictionary[Pool, bool] = WeakKeyDictionary()
+"""By pool, which an engine shares with its copies of other ``execution_options``."""
 
 
 def commit_in_two_phases(connection: Connection) -> None:

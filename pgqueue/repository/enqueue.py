@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -27,7 +28,8 @@ from pgqueue.repository.messages import (
     start_time,
     waiting_message_of,
 )
-from pgqueue.repository.reading import moment
+from pgqueue.repository.nodes import CITUS_SCHEMA, KEY_TYPES
+from pgqueue.repository.reading import Moment, moment
 from pgqueue.repository.tables import (
     document,
     is_key_across_queues,
@@ -245,7 +247,17 @@ def _inserted(job: Any, if_taken: IfKeyTaken, *, limited: bool = False) -> sa.CT
     return cte
 
 
+# Nothing but a call is delegated: no CTE, no condition.
+_ENQUEUE_ON_NODE = {
+    key_type: sa.text(
+        f'SELECT * FROM "{CITUS_SCHEMA}".enqueue_{name}(CAST(:key AS {name}), CAST(:job AS jsonb))'  # noqa: S608  # the schema name is checked where it is read
+    ).columns(id=sa.BigInteger(), run_at=Moment(), created_at=Moment(), is_new=sa.Boolean())
+    for key_type, name in KEY_TYPES.items()
+}
+_WAKE_UP = sa.select(wake_up_call())
+
 Executor = Session | sa.Connection
+NodeKey = int | str | UUID
 
 TRIES_FOR_A_KEY = 20
 """How often an enqueue is tried while its key is taken by jobs that end before they are read."""
@@ -265,6 +277,8 @@ class NewJob:
     meta: str | None = None
     tags: Sequence[str] = ()
     unique: Unique | None = None
+    node: NodeKey | None = None
+    """On Citus, the key whose node is to have the job."""
 
     @property
     def changes_holder(self) -> bool:
@@ -344,6 +358,8 @@ class KeyHolder(NamedTuple):
     id: int
     is_readable: bool
     """Whether the role may read the whole job, or only the columns needed to enqueue."""
+    is_here: bool = True
+    """False for a job on another node, where this session reads nothing."""
 
 
 class Enqueues:
@@ -373,6 +389,10 @@ class Enqueues:
 
         Use :meth:`enqueue_unique_chunk` for an enqueue that may change the holder.
         """
+        if new.node is not None:
+            return self._enqueue_on_node(
+                new, args=text, unique_key=unique_key, limit_keys=limit_keys
+            )
         statement = enqueue_job(
             start=new.start,
             unique=unique_key is not None,
@@ -396,6 +416,23 @@ class Enqueues:
                 return holder
             # The holder has ended since the insert, so the key is free again.
         raise key_never_free_error(new, unique_key)
+
+    def _enqueue_on_node(self, new: NewJob, **values: str | None) -> Enqueued | KeyHolder:
+        """The same by the function of ``pgqueue.schema.on_all_nodes``, which Citus calls on a node.
+
+        Notifies here, where workers of all nodes listen: a transaction that has sent a notification
+        there could not be prepared.
+        """
+        job = json.dumps(new.parameters() | values, default=_plain)
+        call, parameters = _ENQUEUE_ON_NODE[type(new.node)], {"key": new.node, "job": job}
+        for _ in range(TRIES_FOR_A_KEY):
+            for id, *times, is_new in fetch(self._executor, call, parameters):
+                if not is_new:
+                    return KeyHolder(id, is_readable=False, is_here=False)
+                if new.notify:
+                    fetch(self._executor, _WAKE_UP, {})
+                return Enqueued(id, *times)
+        raise key_never_free_error(new, values["unique_key"])
 
     def enqueue_chunk(self, new: NewJob, *, documents: str) -> list[int]:
         """Insert a chunk of jobs from a JSON array of their arguments; returns ids in order."""
@@ -563,6 +600,10 @@ def _names_and_documents(new: NewJob, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _documents(rows: Sequence[Row]) -> dict[str, str]:
     return {"documents": json.dumps([row.values() for row in rows])}
+
+
+def _plain(value: datetime | timedelta) -> str | float:
+    return value.isoformat() if isinstance(value, datetime) else value.total_seconds()
 
 
 def key_never_free_error(new: NewJob, unique_key: str | None) -> DuplicateJob:

@@ -4,7 +4,7 @@ The ids of a node begin at ``number << 44``.  The catalog has the number, as the
 sequence behind the ids: every role may read it, and no table is needed.
 """
 
-from functools import cache
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -16,22 +16,29 @@ BITS = 44
 """Of an id, those below the number of its node: room for 11 years of 50,000 ids a second."""
 HIGHEST_NUMBER = 511
 """All ids are smaller than 2**53, and exact in JavaScript."""
+CITUS_SCHEMA = f"{SCHEMA[:57]}_citus"
+"""Beside our schema, of whose tables Citus must not know."""
+TABLE = f'"{CITUS_SCHEMA}".two_phase'
+"""By which transactions commit in two phases: ``pgqueue.database.two_phase``."""
+TABLE_EXISTS = sa.text(f"SELECT pg_catalog.to_regclass('{TABLE}') IS NOT NULL")
+WRITE_NO_ROW = sa.text(f"INSERT INTO {TABLE} SELECT 0 WHERE false")
+"""Citus begins its COPY into the table, which always commits in two phases, and sends nothing to
+another node because there is no row.  An UPDATE or DELETE would need a shard on this node."""
+KEY_TYPES: dict[type, str] = {int: "bigint", str: "text", UUID: "uuid"}
+"""The types of keys of nodes, and those of PostgreSQL by which Citus hashes them."""
 
 
-@cache
-def number_of_node() -> sa.Executable:
-    """0 for a database that has no number; no row if it has no tables."""
-    return sa.text(
-        f"""
-        SELECT seqstart >> {BITS} FROM pg_catalog.pg_sequence
-        WHERE seqrelid = pg_catalog.to_regclass('"{SCHEMA}".jobs_id_seq')::oid
-        """  # noqa: S608  # the schema name is checked where it is read
-    )
+_NUMBER = sa.text(
+    f"""
+    SELECT seqstart >> {BITS} FROM pg_catalog.pg_sequence
+    WHERE seqrelid = pg_catalog.to_regclass('"{SCHEMA}".jobs_id_seq')::oid
+    """  # noqa: S608  # the schema name is checked where it is read
+)
 
 
 def read_number(executor: Session | sa.Connection) -> int | None:
-    """The number of the database behind a Session or Connection; None if it has no tables."""
-    number: int | None = executor.execute(number_of_node()).scalar()
+    """The number of this database: 0 if it has none, None if it has no tables."""
+    number: int | None = executor.execute(_NUMBER).scalar()
     return number
 
 

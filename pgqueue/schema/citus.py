@@ -1,38 +1,24 @@
-"""What is different in a database with the extension Citus.
+"""A database as one of several nodes: its number, and what is different with the extension Citus.
 
 There our tables are plain tables of each node, which Citus neither distributes nor knows.
 https://docs.citusdata.com/en/stable/develop/api_metadata.html
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
+from pgqueue.errors import SchemaError
 from pgqueue.models.base import SCHEMA
+from pgqueue.repository.nodes import BITS, HIGHEST_NUMBER, read_number
 
 IS_HERE = "pg_catalog.to_regclass('pg_catalog.pg_dist_node') IS NOT NULL"
 
-_SETTINGS = "ARRAY['citus.enable_ddl_propagation', 'citus.enable_schema_based_sharding']"
-_KEPT = "pg_catalog.replace(name, 'citus.', 'pgqueue.citus_')"
-
-
-def _where_citus_is(action: str) -> str:
-    return f"""
-        DO $$ BEGIN
-            IF {IS_HERE} THEN
-                PERFORM {action} FROM pg_catalog.unnest({_SETTINGS}) AS name;
-            END IF;
-        END $$
-    """
-
-
-KEEP_TABLES_LOCAL = _where_citus_is(
-    f"pg_catalog.set_config({_KEPT}, pg_catalog.current_setting(name), true), "
-    "pg_catalog.set_config(name, 'off', true)"
-)
-"""Until the transaction ends, or until :data:`RESTORE`, what is created stays on this node."""
-RESTORE = _where_citus_is(f"pg_catalog.set_config(name, pg_catalog.current_setting({_KEPT}), true)")
-"""The settings that the transaction had before; the rest of a host's revision has them back."""
+SETTINGS = ("citus.enable_ddl_propagation", "citus.enable_schema_based_sharding")
+"""Off while our tables are created, so that they stay on this node.  Without Citus, PostgreSQL lets
+everybody set them, and they have no effect.
+https://www.postgresql.org/docs/current/runtime-config-custom.html
+"""
 
 _DISTRIBUTED = text(
     f"""
@@ -45,17 +31,10 @@ _DISTRIBUTED = text(
 _GROUP = text("SELECT groupid FROM pg_catalog.pg_dist_local_group")
 _NODES = text(
     """
-    SELECT groupid, nodename, nodeport FROM pg_catalog.pg_dist_node
+    SELECT groupid AS "group", nodename AS host, nodeport AS port FROM pg_catalog.pg_dist_node
     WHERE noderole = 'primary' AND isactive ORDER BY groupid
     """
 )
-
-
-class CitusNode(NamedTuple):
-    group: int
-    """0 is the coordinator."""
-    host: str
-    port: int
 
 
 def is_here(connection: Connection) -> bool:
@@ -72,9 +51,38 @@ def group_of(connection: Connection) -> int | None:
     return connection.scalar(_GROUP) if is_here(connection) else None
 
 
-def nodes_known(connection: Connection) -> list[CitusNode]:
-    """The nodes that this node knows; only where Citus is.
+def nodes_known(connection: Connection) -> Sequence[Row[tuple[int, str, int]]]:
+    """The ``group``, ``host`` and ``port`` of the nodes that this node knows; only where Citus is.
 
-    A coordinator that was not told its own address is missing.
+    The coordinator has group 0.  One that was not told its own address is missing.
     """
-    return [CitusNode(*row) for row in connection.execute(_NODES)]
+    return connection.execute(_NODES).all()
+
+
+def number_by_group(connection: Connection) -> None:
+    """Give a node of Citus the number of its group; does nothing elsewhere."""
+    group = group_of(connection)
+    if group is not None:
+        set_number(connection, group)
+
+
+def set_number(connection: Connection, number: int) -> None:
+    """Let new ids begin at ``number << 44``, unless they are beyond it; those given stay.
+
+    Waits for transactions that have enqueued, and enqueues wait for the end of this one.
+    """
+    if number > HIGHEST_NUMBER:
+        raise SchemaError(
+            f"this node would have the number {number}, and {HIGHEST_NUMBER} is the highest whose "
+            "ids are smaller than 2**53; on Citus, a crash of the coordinator skips 32 numbers: "
+            "remove the node, run setval('pg_catalog.pg_dist_groupid_seq', the highest groupid of "
+            "pg_dist_node) on the coordinator, and add the node again"
+        )
+    if read_number(connection) == number:
+        return
+    first = (number << BITS) + 1
+    for table in ("message_queue", "jobs"):  # that of jobs is read: it must be the last
+        sequence = f'"{SCHEMA}".{table}_id_seq'
+        last = connection.execute(text(f"SELECT last_value FROM {sequence}")).scalar_one()  # noqa: S608  # see SCHEMA
+        restart = f"RESTART WITH {first}" if last < first else ""
+        connection.execute(text(f"ALTER SEQUENCE {sequence} START WITH {first} {restart}"))

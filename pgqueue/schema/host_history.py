@@ -12,7 +12,6 @@ from pgqueue.errors import SchemaError, SchemaTooNew
 from pgqueue.models.base import SCHEMA
 from pgqueue.repository.tables import SEARCH_PATH
 from pgqueue.schema import citus
-from pgqueue.schema.node_numbers import number_by_citus
 from pgqueue.schema.state import SCHEMA_VERSION, installed, read_state, wait_for_other_upgrades
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def upgrade(*, to: int, base: int | None = None) -> None:
         for step in _our_revisions()[found:to]:
             step.module.upgrade()
         if not op.get_context().as_sql:
-            number_by_citus(op.get_bind())
+            citus.number_by_group(op.get_bind())
 
 
 def downgrade(*, to: int, base: int | None = None) -> None:
@@ -120,24 +119,20 @@ def _settings_of_ours() -> Iterator[None]:
     """
     from alembic import op
 
-    op.execute(_KEEP_SEARCH_PATH)
+    names = ("search_path", *citus.SETTINGS)
+    for name in names:
+        op.execute(_copy(name, f"pgqueue.{name}"))
     op.execute(f"SET LOCAL search_path = {SEARCH_PATH}")
-    op.execute(citus.KEEP_TABLES_LOCAL)
+    for name in citus.SETTINGS:
+        op.execute(f"SET LOCAL {name} = off")
     yield
-    op.execute(citus.RESTORE)
-    op.execute(_RESTORE_SEARCH_PATH)
+    for name in names:
+        op.execute(_copy(f"pgqueue.{name}", name))
 
 
-_KEEP_SEARCH_PATH = """
-    SELECT pg_catalog.set_config(
-        'pgqueue.search_path', pg_catalog.current_setting('search_path'), true
-    )
-"""
-_RESTORE_SEARCH_PATH = """
-    SELECT pg_catalog.set_config(
-        'search_path', pg_catalog.current_setting('pgqueue.search_path'), true
-    )
-"""
+def _copy(name: str, to: str) -> str:
+    value = f"pg_catalog.current_setting('{name}', true)"  # NULL if there is no such setting
+    return f"SELECT pg_catalog.set_config('{to}', {value}, true)"
 
 
 def _our_revisions() -> list[Script]:

@@ -2,9 +2,9 @@
 
 from sqlalchemy import Engine
 
-from pgqueue.schema.node_numbers import number_by_citus
+from pgqueue.schema.citus import number_by_group
+from pgqueue.schema.on_all_nodes import create_on_all_nodes
 from pgqueue.schema.state import SCHEMA_VERSION, read_state, verify, wait_for_other_upgrades
-from pgqueue.schema.two_phase import create_on_all_nodes
 
 
 def upgrade_database(engine: Engine) -> None:
@@ -29,5 +29,5 @@ def upgrade_database(engine: Engine) -> None:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
         verify(connection)
-        number_by_citus(connection)
+        number_by_group(connection)
     create_on_all_nodes(engine)

@@ -15,14 +15,8 @@ from pgqueue.context import Around, JobContext
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
-from pgqueue.database.collecting import note_for_batch, refuse_in_batch
-from pgqueue.database.flush import (
-    dispatch_at_flush,
-    held_job,
-    job_elsewhere,
-    loaded_job,
-    placed_job,
-)
+from pgqueue.database.collecting import COLLECTING, note_for_batch
+from pgqueue.database.flush import dispatch_at_flush, held_job, loaded_job, placed_job
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
 from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
@@ -30,7 +24,6 @@ from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret, unmaskable
 from pgqueue.repository.batches import Callback
 from pgqueue.repository.deadlines import DUE
-from pgqueue.repository.delegation import NodeKey, enqueue_on_node
 from pgqueue.repository.enqueue import (
     TRIES_FOR_A_KEY,
     Enqueued,
@@ -77,9 +70,6 @@ class Owner(Protocol):
 
     @property
     def meta_sources(self) -> "Sequence[MetaSource]": ...
-
-    @property
-    def is_on_citus(self) -> bool: ...
 
     @property
     def queue_limits(self) -> Mapping[str, tuple[Limit, ...]]: ...
@@ -202,21 +192,21 @@ class Task(Generic[P, R]):
         connection = joined(target, self._where)
         new = self._job_values_for(connection)
         encoded = self._with_period(connection, new, encoded)
-        if (key := self._options.node) is not None:
-            refuse_in_batch(target, self._where)
-            return self._enqueue_on_node(connection, key, encoded, new)
+        if new.node is not None and target.info.get(COLLECTING) is not None:
+            self._refuse_node("a batch")
         if new.changes_holder:
             return self._enqueue_or_change(target, connection, encoded, new)
         for _ in range(TRIES_FOR_A_KEY):
             with translated_errors():
-                row = self._insert(Enqueues(connection), new, encoded)
+                row = self._insert(connection, new, encoded)
             if isinstance(row, Enqueued):
                 note_for_batch(target, [row.id])
                 job = self._loaded_job(row, encoded, new)
                 # The row is written and needs no flush, so a mapper event may enqueue too:
                 # SQLAlchemy warns of an add there, because the flush would miss new or changed
                 # objects.
-                Session.add(target, job, _warn=False)
+                if new.node is None:
+                    Session.add(target, job, _warn=False)
                 return job
             check_holder(self._options, row.id, encoded.unique_key)
             if (held := held_job(target, row)) is not None:
@@ -338,22 +328,18 @@ class Task(Generic[P, R]):
                 session.expunge(changed)  # as loaded: the COMMIT would expire it
                 return changed
         encoded, new = self._encoded(args, kwargs), self._job_values_now()
-        if (key := self._options.node) is not None:
-            with self.owner.autocommitting() as connection:
-                in_period = self._with_period(connection, new, encoded)
-                return self._enqueue_on_node(connection, key, in_period, new)
         for _ in range(TRIES_FOR_A_KEY):
             # In autocommit one statement is one transaction, which saves two round trips.
             with self.owner.autocommitting() as connection, translated_errors():
                 in_period = self._with_period(connection, new, encoded)
-                row = self._insert(Enqueues(connection), new, in_period)
+                row = self._insert(connection, new, in_period)
             if isinstance(row, Enqueued):
                 return self._loaded_job(row, in_period, new)
             check_holder(self._options, row.id, in_period.unique_key)
             with self.owner.session() as session:
                 session.begin()  # if its sessionmaker has autobegin=False
                 if (job := held_job(session, row)) is not None:
-                    session.expunge(job)
+                    session.expunge_all()
                     return job
         raise key_never_free_error(new, in_period.unique_key)
 
@@ -366,11 +352,6 @@ class Task(Generic[P, R]):
         Raises OptionError.
         """
         changed, checked = copy.copy(self), self._options.of_job(options)
-        if checked.node is not None and not self.owner.is_on_citus:
-            raise OptionError(
-                f"{self._where}: node is for a Citus cluster, whose nodes PgQueue(nodes='citus') "
-                "knows; elsewhere omit it, and open a session on the node"
-            )
         changed._own_meta = self._own_meta | checked.noted(options)
         changed._set_options(checked)
         return changed
@@ -400,12 +381,12 @@ class Task(Generic[P, R]):
     def enqueue_prepared(self, connection: Connection, job: "PreparedJob") -> int:
         """Enqueue a prepared job of this task; returns its id, or that of the job that holds
         its unique key."""
-        enqueues, new = Enqueues(connection), _for_connection(job.new, connection)
+        new = _for_connection(job.new, connection)
         encoded = self._with_period(connection, new, job.encoded)
         if not new.changes_holder:
-            return self._insert(enqueues, new, encoded).id
+            return self._insert(connection, new, encoded).id
         self._refuse_autocommit(connection)
-        [placed] = enqueues.enqueue_unique_chunk(new, [encoded])
+        [placed] = Enqueues(connection).enqueue_unique_chunk(new, [encoded])
         return placed.id
 
     def edited(
@@ -434,13 +415,13 @@ class Task(Generic[P, R]):
 
         Raises OptionError, ArgumentsError or PayloadError.
         """
-        self._refuse_node("the callback of a batch")
         new = self._job_values_now()
-        if new.unique is not None or new.delay is not None or new.run_at is not None:
+        given = (new.unique, new.delay, new.run_at, new.node)
+        if any(value is not None for value in given):
             raise OptionError(
                 f"{self._where}: the callback of a batch is enqueued when the batch ends, once, "
-                "and takes no unique key, delay or run_at; give task.options(...) without them, or "
-                "another task"
+                "and takes no unique key, delay, run_at or node; give task.options(...) without "
+                "them, or another task"
             )
         encoded = self._encoded((batch_id,), {})
         return Callback(new, encoded.text, encoded.limit_keys)
@@ -461,11 +442,12 @@ class Task(Generic[P, R]):
             secret=options.secret_args,
             defaults=lambda: self.payload.encode(self.payload.with_defaults({})),
         )
-        if self._limits and options.uniqueness is not None and options.uniqueness.changes_holder:
+        changes_holder = options.uniqueness is not None and options.uniqueness.changes_holder
+        if changes_holder and (self._limits or options.node is not None):
             raise OptionError(
-                f"{self._where}: on_conflict={options.conflict!r} changes a job that waits "
-                "for its time, and not one that waits for a limit; omit the limit, or give "
-                "on_conflict='return' or 'raise'"
+                f"{self._where}: on_conflict={options.conflict!r} changes a job that waits for its "
+                "time, and not one that waits for a limit or is on another node; omit the limit or "
+                "node, or give on_conflict='return' or 'raise'"
             )
         if options.expires_in is not None and self._limits:
             self._own_meta[DUE] = None  # the admission notes here when the job was due
@@ -482,6 +464,7 @@ class Task(Generic[P, R]):
             meta=meta_text(f"{self._where}: ", {**options.meta, **self._own_meta}),
             tags=options.tags,
             unique=options.uniqueness,
+            node=options.node,
         )
 
     def has_secret_key(self, name: str) -> bool:
@@ -495,17 +478,17 @@ class Task(Generic[P, R]):
             raise TaskDefinitionError(
                 f"{self._where}: on_failed is {follow_up!r}; give another task of this queue"
             )
-        follow_up._refuse_node("on_failed")
         new = follow_up._job_values
         if follow_up._limits:
             raise TaskDefinitionError(
                 f"{self._where}: on_failed is task {follow_up.name}, which is under a limit: the "
                 "statement that records the failure does not wait for room; omit the limit"
             )
-        if new.delay is not None or new.run_at is not None or new.is_labelled:
+        given = (new.delay, new.run_at, new.node)
+        if any(value is not None for value in given) or new.is_labelled:
             raise TaskDefinitionError(
                 f"{self._where}: on_failed takes the queue, priority and max_attempts of its task, "
-                "and no delay, run_at, timeout, meta, tags or on_failed; omit them"
+                "and no delay, run_at, node, timeout, meta, tags or on_failed; omit them"
             )
         try:
             [argument] = follow_up._encoded((1,), {}).args  # its name
@@ -543,10 +526,10 @@ class Task(Generic[P, R]):
         return None if new is None else f"{period}{new}"
 
     def _insert(
-        self, enqueues: Enqueues, new: NewJob, encoded: EncodedCall
+        self, connection: Connection, new: NewJob, encoded: EncodedCall
     ) -> Enqueued | KeyHolder:
         keys = {"unique_key": encoded.unique_key, "limit_keys": encoded.limit_keys}
-        return enqueues.enqueue(new, encoded.text, **keys)
+        return Enqueues(connection).enqueue(new, encoded.text, **keys)
 
     def _with_period(
         self, connection: Connection, new: NewJob, encoded: EncodedCall
@@ -580,21 +563,6 @@ class Task(Generic[P, R]):
             max_attempts=new.max_attempts,
             **(encoded.values() | new.labels),
         )
-
-    def _enqueue_on_node(
-        self, connection: Connection, key: NodeKey, encoded: EncodedCall, new: NewJob
-    ) -> Job:
-        """Enqueue a job on the node of a key; the Job is in no Session: its row is elsewhere."""
-        keys = {"unique_key": encoded.unique_key, "limit_keys": encoded.limit_keys}
-        for _ in range(TRIES_FOR_A_KEY):
-            with translated_errors():
-                row = enqueue_on_node(connection, key, new, encoded.text, **keys)
-            if isinstance(row, Enqueued):
-                return self._loaded_job(row, encoded, new)
-            if row is not None:
-                check_holder(self._options, row, encoded.unique_key)
-                return job_elsewhere(row)
-        raise key_never_free_error(new, encoded.unique_key)
 
     def _refuse_node(self, what: str) -> None:
         if self._options.node is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
 from uuid import UUID
 
-from sqlalchemy import URL, Connection, QueuePool, create_engine
+from sqlalchemy import Connection, QueuePool, create_engine
 
 from pgqueue import redaction, schema
 from pgqueue.database.handlers import check_binds
@@ -115,9 +115,7 @@ class Supervisor:
             listens=queue.notify,
             until_empty=until_empty,
         )
-        self._find_coordinator = queue.coordinator if queue.notify and not until_empty else None
-        self._coordinator: URL | None = None
-        """Where enqueuers by key notify, if this worker is on another node of Citus."""
+        self._coordinator = queue.coordinator if queue.notify and not until_empty else lambda: None
         self._settler = Settler(
             self._engine,
             ledger,
@@ -186,10 +184,6 @@ class Supervisor:
         try:
             runtime.children.start()
             self._verify(is_over)
-            if self._coordinator is not None:
-                engine = create_engine(self._coordinator)
-                self._duties.append(CoordinatorListener(engine, self._claimer.notify))
-                self._loops.insert(0, self._duties[-1])
         except BaseException:
             self._close()  # no thread was started
             raise
@@ -230,7 +224,8 @@ class Supervisor:
 
     def _verify(self, is_over: Callable[[], bool]) -> None:
         """Wait for the database, refuse a schema version that this code does not support, and read
-        what the run needs to know: limits in use, and the isolation level of handlers."""
+        what the run needs to know: limits in use, the isolation level of handlers, and where Citus
+        has its coordinator."""
         reconnecting = ReconnectingConnection(
             self._engine, OWN, self._runtime.outage, name="start", stopping=self._stopping
         )
@@ -238,10 +233,12 @@ class Supervisor:
         def verify(connection: Connection) -> bool:
             schema.verify(connection)
             self._admitter.look_for_limits(connection)
-            if self._find_coordinator is not None:
-                self._coordinator = self._find_coordinator()
             if any(task.is_transactional for task in self._runtime.tasks.values()):
                 self._runtime.isolation_level = isolation_of(self._application_engine)
+            if (url := self._coordinator()) is not None:
+                listener = CoordinatorListener(create_engine(url), self._claimer.notify)
+                self._duties.append(listener)
+                self._loops.insert(0, listener)
             return True
 
         try:

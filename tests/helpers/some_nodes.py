@@ -6,9 +6,8 @@ from sqlalchemy import Engine, text
 
 from pgqueue import PgQueue
 from pgqueue.nodes import Node
-from pgqueue.repository.nodes import read_number
-from pgqueue.repository.two_phase import CITUS_SCHEMA, TABLE
-from pgqueue.schema.delegation import create_enqueue_functions
+from pgqueue.repository.nodes import CITUS_SCHEMA, TABLE, read_number
+from pgqueue.schema import upgrade_database
 
 DOWN = "postgresql://app:hunter2@127.0.0.1:9/down"
 """A node that is down: nothing listens on its port."""
@@ -24,7 +23,7 @@ def numbered(urls: Sequence[str]) -> PgQueue:
 
 
 def number_of(node: Node) -> int | None:
-    with node.connected() as connection:
+    with node.engine().connect() as connection:
         return read_number(connection)
 
 
@@ -54,12 +53,13 @@ def put_two_phase_table(engine: Engine) -> None:
         connection.execute(text(f"CREATE TABLE {TABLE} (nothing int CHECK (false))"))
 
 
-def put_enqueue_functions(engine: Engine) -> None:
-    """Create the functions of enqueues by key, where nothing is distributed."""
+def upgrade_coordinator(engine: Engine) -> None:
+    """Create what is on all nodes of a cluster, where nothing is distributed."""
     with engine.begin() as connection:
         for stub in (
             "create_distributed_table(text, text)",
+            "create_distributed_table(text, text, shard_count int, colocate_with text)",
             "create_distributed_function(text, text, colocate_with text, force_delegation bool)",
         ):
             connection.execute(text(f"CREATE FUNCTION {stub} RETURNS void LANGUAGE sql AS ''"))
-        create_enqueue_functions(connection)
+    upgrade_database(engine)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from hosts import host_revision
-from some_nodes import DOWN, put_citus, put_enqueue_functions, put_two_phase_table
+from some_nodes import DOWN, put_citus, upgrade_coordinator
 from sqlalchemy import Engine, event, text
 
 from pgqueue import Node, PgQueue, PgQueueError, SchemaError
 from pgqueue.cli import main
-from pgqueue.findings import Finding, Level, NodeState, of_nodes
+from pgqueue.findings import Finding, Level, of_nodes
 from pgqueue.repository.nodes import read_number
 from pgqueue.schema import SCHEMA_VERSION, upgrade, upgrade_database, verify
 from pgqueue.testing.databases import as_text
@@ -55,20 +55,30 @@ def test_a_command_needs_only_the_url_of_one_node(engine: Engine, database_url: 
 
 
 def test_doctor_says_which_nodes_may_lose_the_job_of_a_row(engine: Engine) -> None:
-    put_citus(engine, 1)
+    put_citus(engine, 0, (1, "w1", 5601))
 
     def found() -> list[Finding]:
-        states = [NodeState.of(Node(engine.url))]
-        return [each for each in of_nodes(states) if each.subject == "citus"]
+        return [each for each in of_nodes([Node(engine.url)]) if each.subject == "citus"]
 
     [finding] = found()
     assert finding.level is Level.WRONG
     assert "may keep an application's row" in finding.detail
 
-    put_two_phase_table(engine)
-    assert len(found()) == 1  # the functions are missing
-    put_enqueue_functions(engine)
+    upgrade_coordinator(engine)
     assert found() == []
+    for lost in ("FUNCTION pgqueue_citus.enqueue_text", "TABLE pgqueue_citus.two_phase"):
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP {lost}"))
+        assert len(found()) == 1
+        upgrade_database(engine)
+        assert found() == []
+
+
+def test_a_coordinator_without_other_nodes_needs_nothing_more(engine: Engine) -> None:
+    put_citus(engine, 0)
+    upgrade_database(engine)
+
+    assert [each.level for each in of_nodes([Node(engine.url)])] == [Level.OK]
 
 
 def test_without_citus_its_nodes_are_refused_with_the_way_out(engine: Engine) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import create_engine, func, make_url, select, text
 from sqlalchemy.orm import Session
 
 from pgqueue import Job, Lease, PgQueue, WorkerProcess
+from pgqueue.cli.nodes import chosen_nodes
 from pgqueue.nodes import Node
 from pgqueue.testing.databases import as_text, fresh_database
 
@@ -62,10 +63,10 @@ def test_status_shows_each_node_and_adds_up(queue: PgQueue) -> None:
     assert shown.partition("All nodes")[2].splitlines()[2].split()[:3] == ["default", "3", "0"]
 
 
-def test_the_jobs_of_one_node_are_listed_by_a_part_of_its_name(queue: PgQueue) -> None:
+def test_the_jobs_of_one_node_are_listed_by_its_name(queue: PgQueue) -> None:
     second = queue.nodes[1]
 
-    found = document_of(queue, "jobs", "--nodes", str(second.url.database))
+    found = document_of(queue, "jobs", "--nodes", second.name)
 
     [node] = found["nodes"]
     assert node["node"] == second.name
@@ -98,8 +99,7 @@ def test_the_document_names_a_node_that_is_down(queue: PgQueue) -> None:
 @pytest.mark.parametrize(
     ("nodes", "words", "refusal"),
     [
-        (["postgresql://n1/a", "postgresql://n2/a"], "n3", "n3 is a part of 0 names; the nodes"),
-        (["postgresql://n1/a", "postgresql://n2/a"], "a", "a is a part of 2 names; the nodes"),
+        (["postgresql://n1/a", "postgresql://n2/a"], "n2,n3", "no n3; the nodes are n1:5432/a, n2"),
         (None, "all", "--nodes needs the nodes: in the app, PgQueue(nodes=[...])"),
     ],
 )
@@ -112,6 +112,15 @@ def test_words_that_name_no_node_are_refused(
     assert refusal in ended.stderr
 
 
+def test_a_host_names_its_nodes() -> None:
+    urls = ["postgresql://n1/a", "postgresql://n1/b", "postgresql://n10/a"]
+    queue = PgQueue(nodes=urls)
+
+    assert chosen_nodes(queue, "n1") == queue.nodes[:2]
+    assert chosen_nodes(queue, "n10, n1:5432/a") == [queue.nodes[0], queue.nodes[2]]
+    assert chosen_nodes(queue, "all") == queue.nodes
+
+
 class TestDoctor:
     def about_nodes(self, queue: PgQueue, code: int | None = None) -> list[tuple[str, str, str]]:
         # The code tells of all nodes, and a server for tests has fsync off.
@@ -122,7 +131,7 @@ class TestDoctor:
         one, two, three = (node.name for node in queue.nodes)
 
         assert self.about_nodes(queue) == [
-            ("ok", "nodes", f"number and name of those with tables: 1 {one}, 2 {two}, 3 {three}")
+            ("ok", "nodes", f"number and names of those with tables: 1 {one}, 2 {two}, 3 {three}")
         ]
 
     def test_finds_two_nodes_with_one_number_and_its_remedy_helps(

@@ -8,7 +8,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
 
 from pgqueue import PgQueue, Worker
-from pgqueue.repository.two_phase import TABLE, TABLE_EXISTS, WRITE_NO_ROW
+from pgqueue.repository.nodes import TABLE, TABLE_EXISTS, WRITE_NO_ROW
 
 ASKS, PREPARES = str(TABLE_EXISTS), str(WRITE_NO_ROW)
 
