@@ -151,10 +151,9 @@ def key(value: Any) -> str | None:
 
 
 def node_key(value: Any) -> str | None:
-    is_number = type(value) is int and -BIGINT <= value < BIGINT
-    if is_number or type(value) is UUID or (type(value) is str and value.isprintable()):
-        return None
-    return "give a whole number of 64 bits, a printable text or a UUID"
+    is_text = type(value) is str and value.isprintable()
+    is_right = is_text or type(value) is UUID or whole(-BIGINT, BIGINT - 1)(value) is None
+    return None if is_right else "give a whole number of 64 bits, a printable text or a UUID"
 
 
 def parameter_names(value: Any) -> str | None:

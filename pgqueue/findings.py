@@ -455,8 +455,7 @@ def of_nodes(nodes: Iterable[Node]) -> Iterator[Finding]:
     if len(versions) > 1:
         detail = f"tables of different versions: {_by_key(versions)}; run {UPGRADE_NODES}"
         yield Finding(Level.WARNING, "node versions", detail)
-    detail = f"number and names of those with tables: {_by_key(names)}"
-    yield Finding(Level.OK, "nodes", detail)
+    yield Finding(Level.OK, "nodes", f"number and names of those with tables: {_by_key(names)}")
 
 
 def _by_key(names: Mapping[Any, Sequence[str]]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import URL, Engine, NullPool, create_engine
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import OperationalError
 
 from pgqueue.database.opening import on_psycopg
 from pgqueue.errors import ArgumentsError, OptionError, PgQueueError, SchemaError
@@ -47,25 +47,14 @@ class Node:
 
 def checked_nodes(nodes: Any) -> list[Node]:
     """The nodes of a list of URLs; raises ArgumentsError or OptionError."""
-    if isinstance(nodes, str | URL) or not isinstance(nodes, Sequence):
+    is_list = isinstance(nodes, Sequence) and not isinstance(nodes, str)
+    if not is_list or not 1 <= len(nodes) <= HIGHEST_NUMBER:
         raise ArgumentsError(
-            f"PgQueue: nodes is a {type(nodes).__name__}; give a list of the URLs of all nodes, or "
+            f"PgQueue: nodes is no list of 1 to {HIGHEST_NUMBER} URLs; give those of all nodes, or "
             f'nodes="{CITUS}" to read them from Citus'
         )
-    if not 1 <= len(nodes) <= HIGHEST_NUMBER:
-        raise OptionError(
-            f"PgQueue: nodes has {len(nodes)} URLs; give 1 to {HIGHEST_NUMBER}, or omit it for one "
-            "database"
-        )
     found: dict[str, Node] = {}
-    for place, url in enumerate(nodes, 1):
-        try:
-            node = Node(on_psycopg(url))
-        except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
-            raise ArgumentsError(  # without the URL: it may have a password
-                f"PgQueue: number {place} of nodes is no URL of a database; one looks like "
-                "postgresql://user@host/database"
-            ) from error
+    for node in map(Node, map(on_psycopg, nodes)):
         if found.setdefault(node.name, node) is not node:
             raise OptionError(f"PgQueue: nodes has {node.name} twice; give each database once")
     return list(found.values())
@@ -113,7 +102,7 @@ def number_in_list(engine: Engine, nodes: Sequence[Node]) -> None:
     if name not in names:
         return
     with engine.connect() as connection:
-        if citus.is_here(connection) or read_number(connection):
+        if citus.group_of(connection) is not None or read_number(connection):
             return
     with ExitStack() as stack:
         connections = []

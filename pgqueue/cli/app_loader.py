@@ -13,12 +13,10 @@ from functools import reduce
 from types import ModuleType
 
 import click
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
 from pgqueue import schema
-from pgqueue.database.opening import DRIVER
+from pgqueue.database.opening import DRIVER, on_psycopg
 from pgqueue.errors import NotBound, SchemaError
 from pgqueue.job_queue import PgQueue
 from pgqueue.terminal import one_line
@@ -52,7 +50,8 @@ class CliState:
             except NotBound:
                 url = self.url_of_environment
         if url is not None:
-            queue.bind(_on_postgres(url))
+            # psycopg is always installed, whatever driver the URL names.
+            queue.bind(on_psycopg(url).set(drivername=DRIVER))
         return queue
 
     def named_application(self) -> str:
@@ -68,7 +67,7 @@ class CliState:
         if self.queue is not None or (self.url is None and self.app is not None):
             return self.application()
         if url := self.url or self.url_of_environment:
-            return PgQueue(_on_postgres(url), nodes="citus")  # asked only by --nodes
+            return PgQueue(on_psycopg(url).set(drivername=DRIVER), nodes="citus")  # for --nodes
         raise click.UsageError(
             "Which database? Say --url postgresql://user@host/database or --app module:queue"
         )
@@ -159,22 +158,6 @@ def _application_code(what: str) -> Iterator[None]:
             f"{what} failed: {type(error).__name__}: {one_line(error)} "
             f"(in {at}; -v shows the whole traceback)"
         ) from error
-
-
-def _on_postgres(url: str) -> str:
-    """Return the URL with psycopg, which is always installed, whatever driver it names."""
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
-        raise click.ClickException(  # without the URL, which may hold a password
-            "This is no URL of a database; one looks like postgresql://user@host/database"
-        ) from error
-    if parsed.get_backend_name() not in ("postgresql", "postgres"):
-        raise click.ClickException(
-            f"pgqueue works in PostgreSQL, and this URL is for {parsed.get_backend_name()}; "
-            "one looks like postgresql://user@host/database"
-        )
-    return parsed.set(drivername=DRIVER).render_as_string(hide_password=False)
 
 
 def _only_queue_in(module: ModuleType) -> PgQueue:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from pgqueue.checks import shown
 from pgqueue.cli.app_loader import CliState
@@ -42,8 +42,6 @@ def _words_for(error: Exception) -> str | None:
             return f"No connection to the database: {one_line(error.orig)}{remedy}"
         case DBAPIError():
             return f"The database refuses: {one_line(error.orig)}"
-        case ArgumentError():
-            return f"{one_line(error)}. A URL looks like postgresql://user@host/database."
         case UnicodeEncodeError():  # bytes of the command line that are no UTF-8
             return f"{shown(error.object)} is no text that PostgreSQL can store"
         case BrokenPipeError():

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import chain
-from operator import attrgetter
+from itertools import chain, groupby
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -428,10 +428,9 @@ def list_jobs(
 
 def _status_of_all(found: Mapping[Node, list[dict[str, Any]]], as_json: bool) -> None:
     """The queues of several nodes, those of one name added up."""
-    parts: dict[str, list[dict[str, Any]]] = {}
-    for queue in chain(*found.values()):
-        parts.setdefault(queue["name"], []).append(queue)
-    queues = [_added_up(name, parts[name]) for name in sorted(parts)]
+    name = itemgetter("name")
+    by_name = groupby(sorted(chain(*found.values()), key=name), name)
+    queues = [_added_up(name, list(parts)) for name, parts in by_name]
     if as_json:
         print_json({"queues": queues})
     else:

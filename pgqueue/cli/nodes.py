@@ -17,22 +17,16 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.nodes import Node
 from pgqueue.terminal import harmless, print_json
 
-ALL = "all"
-
 nodes_option = click.option(
     "--nodes",
     metavar="NAMES",
     help="On which nodes of the app's PgQueue: all, or hosts or names, as n1,n2:5432/shop.",
 )
 
-Summary = Callable[[Mapping[Node, Any], bool], None]
-"""Prints what concerns all nodes together.  Takes the nodes on which the command has come to its
-end, each with what it returned there, and whether to print JSON."""
-
 
 def chosen_nodes(queue: PgQueue, words: str) -> list[Node]:
     """The nodes that --nodes names; raises UsageError."""
-    names_of = {node: {ALL, node.host, node.name} for node in queue.nodes}
+    names_of = {node: {"all", node.host, node.name} for node in queue.nodes}
     if not names_of:
         raise click.UsageError("--nodes needs the nodes: in the app, PgQueue(nodes=[...])")
     names = {word.strip() for word in words.split(",")}
@@ -42,11 +36,15 @@ def chosen_nodes(queue: PgQueue, words: str) -> list[Node]:
     return [node for node in names_of if names & names_of[node]]
 
 
-def on_nodes(summary: Summary | None = None) -> Callable[[Any], Any]:
+def on_nodes(
+    summary: Callable[[Mapping[Node, Any], bool], None] | None = None,
+) -> Callable[[Any], Any]:
     """Add --nodes to a command.
 
     A node on which the command fails is named, the others go on, and the exit code is 1.  With
-    --json, the documents of the nodes are one document.
+    --json, the documents of the nodes are one document.  ``summary`` prints what concerns all nodes
+    together: it takes those on which the command has come to its end, each with what it returned
+    there, and whether to print JSON.
     """
 
     def decorate(command: Any) -> Any:

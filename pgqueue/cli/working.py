@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from sqlalchemy import make_url
 
 from pgqueue import redaction
 from pgqueue.cli.app_loader import CliState
@@ -227,7 +226,7 @@ def worker(
     queue = given.application()
     if (url := os.environ.pop(NODE, None)) is not None:
         click.get_current_context().with_resource(queue.bound_to(url))
-        logger.info("worker %d works on node %s", os.getpid(), Node(make_url(url)).name)
+        logger.info("worker %d works on node %s", os.getpid(), Node(queue.engine.url).name)
     source = click.get_current_context().get_parameter_source("log_format")
     if source is ParameterSource.COMMANDLINE and lines not in logging.getLogger().handlers:
         logger.warning(

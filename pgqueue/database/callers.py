@@ -17,8 +17,7 @@ from pgqueue.repository.nodes import CITUS_SCHEMA
 
 UNDEFINED_TABLE = "42P01"
 UNDEFINED_COLUMN = "42703"
-UNDEFINED_FUNCTION = "42883"
-UNDEFINED_SCHEMA = "3F000"
+UNDEFINED_FUNCTION_OR_SCHEMA = ("42883", "3F000")
 
 
 def sync_session(session: Any, where: str) -> Session:
@@ -88,7 +87,7 @@ def translated_errors() -> Iterator[None]:
         state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
         if state == UNDEFINED_TABLE:
             raise SchemaMissing(f"There are no pgqueue tables {_UPGRADE}") from error
-        if state in (UNDEFINED_FUNCTION, UNDEFINED_SCHEMA) and CITUS_SCHEMA in str(error.orig):
+        if state in UNDEFINED_FUNCTION_OR_SCHEMA and CITUS_SCHEMA in str(error.orig):
             raise SchemaMissing(
                 "There is no function that enqueues on the node of a key. On Citus run `pgqueue "
                 "--app module:queue upgrade --nodes all` when the cluster has nodes; elsewhere "

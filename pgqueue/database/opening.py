@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.engine.interfaces import IsolationLevel
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from pgqueue import redaction
 from pgqueue.database.keepalive import (
@@ -27,13 +27,19 @@ DRIVER = "postgresql+psycopg"
 def on_psycopg(url: str | URL) -> URL:
     """Make ``postgres://`` and ``postgresql://`` mean psycopg 3 in every SQLAlchemy version.
 
-    URLs of async drivers get psycopg 3 too: the queue itself works synchronously.
+    URLs of async drivers get psycopg 3 too: the queue itself works synchronously.  Raises
+    ArgumentsError, which does not show the URL: it may have a password.
     """
     if isinstance(url, str):
         scheme, separator, rest = url.partition("://")
         if scheme in ("postgres", "postgresql"):
             url = f"{DRIVER}{separator}{rest}"
-    parsed = make_url(url)
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
+        raise ArgumentsError(
+            "this is no URL of a database; one looks like postgresql://user@host/database"
+        ) from error
     refuse_others(parsed.get_backend_name())
     return parsed.set(drivername=DRIVER) if parsed.get_dialect().is_async else parsed
 

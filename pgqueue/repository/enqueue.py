@@ -423,7 +423,7 @@ class Enqueues:
         Notifies here, where workers of all nodes listen: a transaction that has sent a notification
         there could not be prepared.
         """
-        job = json.dumps(new.parameters() | values, default=_plain)
+        job = json.dumps(new.parameters() | values, default=str)
         call, parameters = _ENQUEUE_ON_NODE[type(new.node)], {"key": new.node, "job": job}
         for _ in range(TRIES_FOR_A_KEY):
             for id, *times, is_new in fetch(self._executor, call, parameters):
@@ -600,10 +600,6 @@ def _names_and_documents(new: NewJob, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _documents(rows: Sequence[Row]) -> dict[str, str]:
     return {"documents": json.dumps([row.values() for row in rows])}
-
-
-def _plain(value: datetime | timedelta) -> str | float:
-    return value.isoformat() if isinstance(value, datetime) else value.total_seconds()
 
 
 def key_never_free_error(new: NewJob, unique_key: str | None) -> DuplicateJob:

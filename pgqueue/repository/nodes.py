@@ -26,8 +26,6 @@ WRITE_NO_ROW = sa.text(f"INSERT INTO {TABLE} SELECT 0 WHERE false")
 another node because there is no row.  An UPDATE or DELETE would need a shard on this node."""
 KEY_TYPES: dict[type, str] = {int: "bigint", str: "text", UUID: "uuid"}
 """The types of keys of nodes, and those of PostgreSQL by which Citus hashes them."""
-
-
 _NUMBER = sa.text(
     f"""
     SELECT seqstart >> {BITS} FROM pg_catalog.pg_sequence

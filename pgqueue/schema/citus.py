@@ -12,14 +12,13 @@ from pgqueue.errors import SchemaError
 from pgqueue.models.base import SCHEMA
 from pgqueue.repository.nodes import BITS, HIGHEST_NUMBER, read_number
 
-IS_HERE = "pg_catalog.to_regclass('pg_catalog.pg_dist_node') IS NOT NULL"
-
 SETTINGS = ("citus.enable_ddl_propagation", "citus.enable_schema_based_sharding")
 """Off while our tables are created, so that they stay on this node.  Without Citus, PostgreSQL lets
 everybody set them, and they have no effect.
 https://www.postgresql.org/docs/current/runtime-config-custom.html
 """
 
+_IS_HERE = text("SELECT pg_catalog.to_regclass('pg_catalog.pg_dist_node') IS NOT NULL")
 _DISTRIBUTED = text(
     f"""
     SELECT relname FROM pg_catalog.pg_dist_partition
@@ -37,18 +36,14 @@ _NODES = text(
 )
 
 
-def is_here(connection: Connection) -> bool:
-    return bool(connection.scalar(text(f"SELECT {IS_HERE}")))
-
-
-def distributed_tables(connection: Connection) -> tuple[str, ...]:
-    """Those of our tables that Citus has made its own; only where Citus is."""
-    return tuple(connection.scalars(_DISTRIBUTED))
-
-
 def group_of(connection: Connection) -> int | None:
     """The group of this node; None without Citus."""
-    return connection.scalar(_GROUP) if is_here(connection) else None
+    return connection.scalar(_GROUP) if connection.scalar(_IS_HERE) else None
+
+
+def distributed_tables(connection: Connection) -> Sequence[str]:
+    """Those of our tables that Citus has distributed, or knows as tables of its own."""
+    return connection.scalars(_DISTRIBUTED).all() if connection.scalar(_IS_HERE) else ()
 
 
 def nodes_known(connection: Connection) -> Sequence[Row[tuple[int, str, int]]]:
@@ -59,18 +54,14 @@ def nodes_known(connection: Connection) -> Sequence[Row[tuple[int, str, int]]]:
     return connection.execute(_NODES).all()
 
 
-def number_by_group(connection: Connection) -> None:
-    """Give a node of Citus the number of its group; does nothing elsewhere."""
-    group = group_of(connection)
-    if group is not None:
-        set_number(connection, group)
-
-
-def set_number(connection: Connection, number: int) -> None:
+def set_number(connection: Connection, number: int | None) -> None:
     """Let new ids begin at ``number << 44``, unless they are beyond it; those given stay.
 
-    Waits for transactions that have enqueued, and enqueues wait for the end of this one.
+    Waits for transactions that have enqueued, and enqueues wait for the end of this one.  Does
+    nothing for None, the group of a node without Citus.
     """
+    if number is None or read_number(connection) == number:
+        return
     if number > HIGHEST_NUMBER:
         raise SchemaError(
             f"this node would have the number {number}, and {HIGHEST_NUMBER} is the highest whose "
@@ -78,8 +69,6 @@ def set_number(connection: Connection, number: int) -> None:
             "remove the node, run setval('pg_catalog.pg_dist_groupid_seq', the highest groupid of "
             "pg_dist_node) on the coordinator, and add the node again"
         )
-    if read_number(connection) == number:
-        return
     first = (number << BITS) + 1
     for table in ("message_queue", "jobs"):  # that of jobs is read: it must be the last
         sequence = f'"{SCHEMA}".{table}_id_seq'

@@ -35,7 +35,7 @@ def upgrade(*, to: int, base: int | None = None) -> None:
         for step in _our_revisions()[found:to]:
             step.module.upgrade()
         if not op.get_context().as_sql:
-            citus.number_by_group(op.get_bind())
+            citus.set_number(op.get_bind(), citus.group_of(op.get_bind()))
 
 
 def downgrade(*, to: int, base: int | None = None) -> None:

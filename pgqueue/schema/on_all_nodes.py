@@ -18,7 +18,7 @@ from pgqueue.schema import citus
 from pgqueue.schema.state import wait_for_other_upgrades
 
 _STARTS_AT = """coalesce((given ->> 'run_at')::timestamptz,
-    clock_timestamp() + make_interval(secs => (given ->> 'delay')::double precision))"""
+    clock_timestamp() + (given ->> 'delay')::interval)"""
 
 
 def create_on_all_nodes(engine: sa.Engine) -> None:
@@ -48,8 +48,7 @@ def create_on_all_nodes(engine: sa.Engine) -> None:
 
 
 def lacks_parts_of_citus(connection: sa.Connection) -> bool:
-    """Whether this node of Citus misses the table or a function, or has a function of another
-    version."""
+    """Whether a node of Citus has not what this version creates on all nodes."""
     if citus.group_of(connection) is None or not _has_other_nodes(connection):
         return False
     body = sa.text("SELECT prosrc FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regproc(:name)")

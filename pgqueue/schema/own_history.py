@@ -2,7 +2,7 @@
 
 from sqlalchemy import Engine
 
-from pgqueue.schema.citus import number_by_group
+from pgqueue.schema.citus import group_of, set_number
 from pgqueue.schema.on_all_nodes import create_on_all_nodes
 from pgqueue.schema.state import SCHEMA_VERSION, read_state, verify, wait_for_other_upgrades
 
@@ -29,5 +29,5 @@ def upgrade_database(engine: Engine) -> None:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
         verify(connection)
-        number_by_group(connection)
+        set_number(connection, group_of(connection))
     create_on_all_nodes(engine)

@@ -43,12 +43,12 @@ def verify(connection: Connection) -> None:
             "are named by their place (ctid), and a neighbour's would be taken: make it a plain "
             "table."
         )
-    if found.distributed:
-        table = f"{SCHEMA}.{found.distributed[0]}"
+    if distributed := citus.distributed_tables(connection):
+        table = f"{SCHEMA}.{distributed[0]}"
         raise SchemaError(
             f"Citus has distributed {table}, and nothing of pgqueue works on such a table: run "
-            f"SELECT undistribute_table('{table}') for each of {', '.join(found.distributed)}, or "
-            "use another PGQUEUE_SCHEMA."
+            f"SELECT undistribute_table('{table}') for each of {', '.join(distributed)}, or use "
+            "another PGQUEUE_SCHEMA."
         )
 
 
@@ -61,8 +61,6 @@ class State:
     """Tables whose rows are deleted by ctid and that are not plain tables."""
     version: int | None
     oldest_code: int | None
-    distributed: tuple[str, ...]
-    """Our tables that Citus has distributed, or knows as tables of its own."""
     revision: str | None
     """The revision of our own history; None if the application's history upgrades the tables."""
 
@@ -101,13 +99,11 @@ def read_state(connection: Connection) -> State:
     """Queries the catalog first: a missing table must not fail the caller's transaction."""
     found = connection.execute(_TABLES).all()
     plain = {table.name: table.is_plain for table in found}
-    has_citus = any(table.has_citus for table in found)
     row = connection.execute(_VERSION).first() if "schema_version" in plain else None
     revision = connection.scalar(_REVISION) if "alembic_version" in plain else None
     return State(
         tables=frozenset(plain),
         not_plain=tuple(name for name in BY_PLACE if not plain.get(name, False)),
-        distributed=citus.distributed_tables(connection) if has_citus else (),
         version=row.version if row else None,
         oldest_code=row.oldest_code if row else None,
         revision=revision,
@@ -133,8 +129,7 @@ _TABLES = text(
     SELECT relname AS name,
            relkind = 'r'
            AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits
-                           WHERE inhparent = pg_class.oid) AS is_plain,
-           {citus.IS_HERE} AS has_citus
+                           WHERE inhparent = pg_class.oid) AS is_plain
     FROM pg_catalog.pg_class
     JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
     WHERE nspname = '{SCHEMA}'

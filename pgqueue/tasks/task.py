@@ -416,8 +416,7 @@ class Task(Generic[P, R]):
         Raises OptionError, ArgumentsError or PayloadError.
         """
         new = self._job_values_now()
-        given = (new.unique, new.delay, new.run_at, new.node)
-        if any(value is not None for value in given):
+        if (new.unique, new.delay, new.run_at, new.node) != (None,) * 4:
             raise OptionError(
                 f"{self._where}: the callback of a batch is enqueued when the batch ends, once, "
                 "and takes no unique key, delay, run_at or node; give task.options(...) without "
@@ -484,8 +483,7 @@ class Task(Generic[P, R]):
                 f"{self._where}: on_failed is task {follow_up.name}, which is under a limit: the "
                 "statement that records the failure does not wait for room; omit the limit"
             )
-        given = (new.delay, new.run_at, new.node)
-        if any(value is not None for value in given) or new.is_labelled:
+        if (new.delay, new.run_at, new.node) != (None,) * 3 or new.is_labelled:
             raise TaskDefinitionError(
                 f"{self._where}: on_failed takes the queue, priority and max_attempts of its task, "
                 "and no delay, run_at, node, timeout, meta, tags or on_failed; omit them"

@@ -193,7 +193,7 @@ class TestWrongUrl:
         [
             ("nonsense", "postgresql://user@host/database"),
             ("postgresql://me:secret@localhost:port/shop", "postgresql://user@host/database"),
-            ("mysql://me@localhost/shop", "for mysql"),
+            ("mysql://me@localhost/shop", "not mysql"),
             ("postgresql://me@127.0.0.1:1/shop", "No connection"),
         ],
     )

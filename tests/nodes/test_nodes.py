@@ -43,14 +43,14 @@ URL = "postgresql://app:hunter2@n1/shop"
 @pytest.mark.parametrize(
     ("nodes", "error", "words"),
     [
-        (URL, ArgumentsError, "nodes is a str; give a list of the URLs"),
-        ({URL}, ArgumentsError, "nodes is a set; give a list"),
-        ([], OptionError, "nodes has 0 URLs; give 1 to 511"),
-        ([f"{URL}{n}" for n in range(512)], OptionError, "nodes has 512 URLs"),
+        (URL, ArgumentsError, "nodes is no list of 1 to 511 URLs"),
+        ({URL}, ArgumentsError, "nodes is no list"),
+        ([], ArgumentsError, "nodes is no list of 1 to 511 URLs"),
+        ([f"{URL}{n}" for n in range(512)], ArgumentsError, "nodes is no list of 1 to 511 URLs"),
         ([URL, URL.replace("app", "other")], OptionError, "nodes has n1:5432/shop twice"),
-        ([URL, 7], ArgumentsError, "number 2 of nodes is no URL"),
-        (["app:hunter2@n1"], ArgumentsError, "number 1 of nodes is no URL"),
-        ([URL.replace("n1", "n1:x")], ArgumentsError, "number 1 of nodes is no URL"),
+        ([URL, 7], ArgumentsError, "this is no URL of a database"),
+        (["app:hunter2@n1"], ArgumentsError, "this is no URL of a database"),
+        ([URL.replace("n1", "n1:x")], ArgumentsError, "this is no URL of a database"),
         (["mysql://n1/shop"], ArgumentsError, "needs a PostgreSQL database, not mysql"),
     ],
 )
