@@ -1,6 +1,7 @@
 """What a handler does to its event loop is its own matter: the loop goes on for the others."""
 
 import asyncio
+import selectors
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -149,6 +150,7 @@ def test_a_worker_whose_event_loop_ends_says_so_and_ends(
 ) -> None:
     queue = PgQueue(engine)
     started = threading.Event()
+    loops: list[Any] = []  # Any: the selector is an attribute of asyncio alone
 
     @queue.task
     async def run_beside(ctx: JobContext) -> None:
@@ -159,7 +161,8 @@ def test_a_worker_whose_event_loop_ends_says_so_and_ends(
     async def break_the_loop() -> None:
         while not started.is_set():
             await asyncio.sleep(0.001)
-        asyncio.get_running_loop()._selector.close()  # type: ignore[attr-defined]  # of asyncio
+        loops.append(asyncio.get_running_loop())
+        loops[0]._selector.close()
         await asyncio.sleep(PATIENCE)
 
     with queue.session() as session:
@@ -173,6 +176,8 @@ def test_a_worker_whose_event_loop_ends_says_so_and_ends(
         ended = [session.get_one(Job, job) for job in jobs]
         assert [(job.outcome, job.attempts) for job in ended] == [(None, 0), (None, 0)]
         assert queue.check(session) == []
+    loops[0]._selector = selectors.DefaultSelector()  # without one, it could not be closed
+    loops[0].close()
 
 
 def test_a_handler_that_outlives_its_loop_is_discarded_in_silence(
