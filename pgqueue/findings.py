@@ -5,11 +5,10 @@ no jobs.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -423,15 +422,15 @@ def of_notifications(usage: float) -> Iterator[Finding]:
 def of_nodes(nodes: Iterable[Node]) -> Iterator[Finding]:
     """What is wrong between the nodes of a queue that have tables."""
     names: dict[int, list[str]] = {}
-    versions: dict[int | None, list[str]] = {}
+    versions: dict[str, int] = {}
     for node in nodes:
         with node.engine().connect() as connection:
             number, group = read_number(connection), citus.group_of(connection)
             version, lacks = read_state(connection).version, lacks_parts_of_citus(connection)
-        if number is None:
+        if number is None or version is None:
             continue
         names.setdefault(number, []).append(node.name)
-        versions.setdefault(version, []).append(node.name)
+        versions[node.name] = version
         if (number == 0) if group is None else (number != group):
             detail = f"{node.name}: ids of new jobs do not name the node; run {UPGRADE_NODES}"
             yield Finding(Level.WRONG, "node numbers", detail)
@@ -452,14 +451,12 @@ def of_nodes(nodes: Iterable[Node]) -> Iterator[Finding]:
                 "ids, as when one database is a copy of another: on all of them but one, run "
                 f'ALTER SEQUENCE "{SCHEMA}".jobs_id_seq START WITH 1, then {UPGRADE_NODES}',
             )
-    if len(versions) > 1:
-        detail = f"tables of different versions: {_by_key(versions)}; run {UPGRADE_NODES}"
+    if len(set(versions.values())) > 1:
+        named = ", ".join(f"{name} {version}" for name, version in versions.items())
+        detail = f"tables of different versions: {named}; run {UPGRADE_NODES}"
         yield Finding(Level.WARNING, "node versions", detail)
-    yield Finding(Level.OK, "nodes", f"number and names of those with tables: {_by_key(names)}")
-
-
-def _by_key(names: Mapping[Any, Sequence[str]]) -> str:
-    return ", ".join(f"{key} {' and '.join(alike)}" for key, alike in names.items())
+    named = ", ".join(f"{number} {' and '.join(alike)}" for number, alike in names.items())
+    yield Finding(Level.OK, "nodes", f"number and names of those with tables: {named}")
 
 
 def age(span: timedelta) -> str:

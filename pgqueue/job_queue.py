@@ -49,14 +49,7 @@ from pgqueue.errors import ArgumentsError, NotBound, OptionError, TaskDefinition
 from pgqueue.events import AttemptCallback
 from pgqueue.middleware import Middleware, as_context_manager, layers_of
 from pgqueue.models import DEFAULT_QUEUE, Job
-from pgqueue.nodes import (
-    CITUS,
-    Node,
-    checked_nodes,
-    coordinator_elsewhere,
-    nodes_of_citus,
-    number_in_list,
-)
+from pgqueue.nodes import CITUS, Node, checked_nodes, coordinator_of, nodes_of_citus, number_in_list
 from pgqueue.operations import Operations
 from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
@@ -279,7 +272,7 @@ class PgQueue(Operations):
 
     def coordinator(self) -> URL | None:
         """The URL of the coordinator, if the queue is bound to another node of Citus."""
-        return coordinator_elsewhere(self.engine) if self._nodes == CITUS else None
+        return coordinator_of(self.engine) if self._nodes == CITUS else None
 
     @property
     def connection(self) -> Connection | None:

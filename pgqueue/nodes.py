@@ -37,7 +37,9 @@ class Node:
 
     @property
     def host(self) -> str:
-        return str(self.url.host or self.url.query.get("host") or "localhost")
+        """The first one, if there are several."""
+        hosts = self.url.host or self.url.query.get("host") or "localhost"
+        return (hosts if isinstance(hosts, str) else hosts[0]).partition(",")[0]
 
     def engine(self) -> Engine:
         """An engine that keeps no connections, and counts a node that is silent as down."""
@@ -47,14 +49,15 @@ class Node:
 
 def checked_nodes(nodes: Any) -> list[Node]:
     """The nodes of a list of URLs; raises ArgumentsError or OptionError."""
-    is_list = isinstance(nodes, Sequence) and not isinstance(nodes, str)
+    is_list = isinstance(nodes, Sequence) and not isinstance(nodes, str | URL)
     if not is_list or not 1 <= len(nodes) <= HIGHEST_NUMBER:
         raise ArgumentsError(
             f"PgQueue: nodes is no list of 1 to {HIGHEST_NUMBER} URLs; give those of all nodes, or "
             f'nodes="{CITUS}" to read them from Citus'
         )
     found: dict[str, Node] = {}
-    for node in map(Node, map(on_psycopg, nodes)):
+    for place, url in enumerate(nodes, 1):
+        node = Node(on_psycopg(url, f"PgQueue: number {place} of nodes"))
         if found.setdefault(node.name, node) is not node:
             raise OptionError(f"PgQueue: nodes has {node.name} twice; give each database once")
     return list(found.values())
@@ -76,7 +79,7 @@ def nodes_of_citus(engine: Engine) -> list[Node]:
     return nodes
 
 
-def coordinator_elsewhere(engine: Engine) -> URL | None:
+def coordinator_of(engine: Engine) -> URL | None:
     """The URL of the coordinator, if the engine connects to another node of Citus, and that node
     knows it."""
     group, nodes = _group_and_nodes(engine)

@@ -16,7 +16,7 @@ import click
 from sqlalchemy.orm import Session
 
 from pgqueue import schema
-from pgqueue.database.opening import DRIVER, on_psycopg
+from pgqueue.database.opening import on_psycopg
 from pgqueue.errors import NotBound, SchemaError
 from pgqueue.job_queue import PgQueue
 from pgqueue.terminal import one_line
@@ -50,8 +50,7 @@ class CliState:
             except NotBound:
                 url = self.url_of_environment
         if url is not None:
-            # psycopg is always installed, whatever driver the URL names.
-            queue.bind(on_psycopg(url).set(drivername=DRIVER))
+            queue.bind(on_psycopg(url, always=True))  # which is always installed
         return queue
 
     def named_application(self) -> str:
@@ -67,7 +66,7 @@ class CliState:
         if self.queue is not None or (self.url is None and self.app is not None):
             return self.application()
         if url := self.url or self.url_of_environment:
-            return PgQueue(on_psycopg(url).set(drivername=DRIVER), nodes="citus")  # for --nodes
+            return PgQueue(on_psycopg(url, always=True), nodes="citus")  # asked only by --nodes
         raise click.UsageError(
             "Which database? Say --url postgresql://user@host/database or --app module:queue"
         )

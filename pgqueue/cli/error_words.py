@@ -23,7 +23,7 @@ def in_words(given: CliState) -> Iterator[None]:
     except Exception as error:
         words = _words_for(error)
         if words is None:
-            raise  # a bug of ours, whose report needs the traceback, or an exit code
+            raise  # a bug of ours, whose report needs the traceback, an exit code, or usage
         if given.is_verbose:
             lines = "".join(traceback.format_exception(error))
             click.echo(harmless(redacted(lines)), err=True)
@@ -35,6 +35,8 @@ def in_words(given: CliState) -> Iterator[None]:
 def _words_for(error: Exception) -> str | None:
     """One line that says what happened and what to do; None for a bug of ours."""
     match error:
+        case click.UsageError() | BrokenPipeError():
+            return None
         case click.ClickException():
             return error.format_message()
         case OperationalError() | InterfaceError() if getattr(error.orig, "sqlstate", None) is None:
@@ -44,8 +46,6 @@ def _words_for(error: Exception) -> str | None:
             return f"The database refuses: {one_line(error.orig)}"
         case UnicodeEncodeError():  # bytes of the command line that are no UTF-8
             return f"{shown(error.object)} is no text that PostgreSQL can store"
-        case BrokenPipeError():
-            return None
         case PgQueueError() | OSError():
             return one_line(error)
     return None

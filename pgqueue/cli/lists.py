@@ -440,11 +440,10 @@ def _status_of_all(found: Mapping[Node, list[dict[str, Any]]], as_json: bool) ->
 def _added_up(name: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One queue of several nodes: what is not known of one part is not known of the whole."""
 
-    def whole(join: Callable[[Iterable[Any]], Any], key: str, parts: Sequence[Any]) -> Any:
+    def whole(join: Any, key: str, parts: Sequence[dict[str, Any]]) -> Any:
         values = [part[key] for part in parts]
         return None if None in values else join(values)
 
-    joins: dict[str, Callable[[Iterable[Any]], Any]]
     joins = {"is_paused": all, "in_per_minute": sum, "out_per_minute": sum, "empty_in": max}
     jobs = [part["jobs"] for part in parts]
     due = [part for part in parts if part["oldest_due_age"] is not None]

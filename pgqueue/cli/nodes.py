@@ -32,13 +32,11 @@ def chosen_nodes(queue: PgQueue, words: str) -> list[Node]:
     names = {word.strip() for word in words.split(",")}
     if unknown := names.difference(*names_of.values()):
         known = ", ".join(node.name for node in names_of)
-        raise click.UsageError(f"--nodes: there is no {min(unknown)}; the nodes are {known}")
+        raise click.UsageError(f"--nodes: there is no {min(unknown)!r}; the nodes are {known}")
     return [node for node in names_of if names & names_of[node]]
 
 
-def on_nodes(
-    summary: Callable[[Mapping[Node, Any], bool], None] | None = None,
-) -> Callable[[Any], Any]:
+def on_nodes(summary: Callable[..., None] | None = None) -> Callable[[Any], Any]:
     """Add --nodes to a command.
 
     A node on which the command fails is named, the others go on, and the exit code is 1.  With

@@ -63,7 +63,7 @@ class ProcessGroup:
     def __init__(self, places: Sequence[Mapping[str, str]], *, until_empty: bool) -> None:
         """``places``: of each worker, what its environment has besides that of the parent."""
         if os.name != "posix":
-            raise click.ClickException("--processes and --nodes need a POSIX system")
+            raise click.ClickException("several workers need a POSIX system")
         self._places = places
         self._until_empty = until_empty
         self._signals: SimpleQueue[int | None] = SimpleQueue()

@@ -217,12 +217,14 @@ def worker(
     if is_under_parent():
         end_with_parent()
     else:
-        of_nodes: list[dict[str, str]] = [{}]
+        places: list[dict[str, str]] = [{}] * processes
         if nodes is not None:
             chosen = chosen_nodes(given.application(), nodes)
-            of_nodes = [{NODE: node.url.render_as_string(hide_password=False)} for node in chosen]
-        if nodes is not None or processes > 1:
-            sys.exit(ProcessGroup(of_nodes * processes, until_empty=until_empty).run())
+            urls = [node.url.render_as_string(hide_password=False) for node in chosen]
+            places = [{NODE: url} for url in urls] * processes
+        if len(places) > 1:
+            sys.exit(ProcessGroup(places, until_empty=until_empty).run())
+        os.environ.update(places[0])
     queue = given.application()
     if (url := os.environ.pop(NODE, None)) is not None:
         click.get_current_context().with_resource(queue.bound_to(url))

@@ -24,31 +24,34 @@ logger = redaction.logger(__name__)
 DRIVER = "postgresql+psycopg"
 
 
-def on_psycopg(url: str | URL) -> URL:
+def on_psycopg(url: str | URL, where: str = "PgQueue", *, always: bool = False) -> URL:
     """Make ``postgres://`` and ``postgresql://`` mean psycopg 3 in every SQLAlchemy version.
 
-    URLs of async drivers get psycopg 3 too: the queue itself works synchronously.  Raises
-    ArgumentsError, which does not show the URL: it may have a password.
+    URLs of async drivers get psycopg 3 too: the queue itself works synchronously; with ``always``,
+    those of all drivers.  Raises ArgumentsError, which does not show the URL: it may have a
+    password.
     """
     if isinstance(url, str):
         scheme, separator, rest = url.partition("://")
-        if scheme in ("postgres", "postgresql"):
+        database, has_driver, _ = scheme.partition("+")
+        if database in ("postgres", "postgresql") and (always or not has_driver):
             url = f"{DRIVER}{separator}{rest}"
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
+        is_async = parsed.get_dialect().is_async
+    except (ArgumentError, ValueError):  # a port that is no number is a ValueError
         raise ArgumentsError(
-            "this is no URL of a database; one looks like postgresql://user@host/database"
-        ) from error
-    refuse_others(parsed.get_backend_name())
-    return parsed.set(drivername=DRIVER) if parsed.get_dialect().is_async else parsed
+            f"{where} needs the URL of a database; one looks like postgresql://user@host/database"
+        ) from None
+    refuse_others(parsed.get_backend_name(), where)
+    return parsed.set(drivername=DRIVER) if is_async else parsed
 
 
-def refuse_others(database: str) -> None:
+def refuse_others(database: str, where: str = "PgQueue") -> None:
     """Raise ArgumentsError for a database that is not PostgreSQL."""
     if database != "postgresql":
         raise ArgumentsError(
-            f"PgQueue needs a PostgreSQL database, not {database}; "
+            f"{where} needs a PostgreSQL database, not {database}; "
             "give a URL that begins with postgresql://"
         )
 

@@ -390,9 +390,8 @@ class Enqueues:
         Use :meth:`enqueue_unique_chunk` for an enqueue that may change the holder.
         """
         if new.node is not None:
-            return self._enqueue_on_node(
-                new, args=text, unique_key=unique_key, limit_keys=limit_keys
-            )
+            keys = {"unique_key": unique_key, "limit_keys": limit_keys}
+            return self._enqueue_on_node(new, {**new.parameters(), "args": text, **keys})
         statement = enqueue_job(
             start=new.start,
             unique=unique_key is not None,
@@ -417,14 +416,16 @@ class Enqueues:
             # The holder has ended since the insert, so the key is free again.
         raise key_never_free_error(new, unique_key)
 
-    def _enqueue_on_node(self, new: NewJob, **values: str | None) -> Enqueued | KeyHolder:
+    def _enqueue_on_node(self, new: NewJob, values: dict[str, Any]) -> Enqueued | KeyHolder:
         """The same by the function of ``pgqueue.schema.on_all_nodes``, which Citus calls on a node.
 
         Notifies here, where workers of all nodes listen: a transaction that has sent a notification
         there could not be prepared.
         """
-        job = json.dumps(new.parameters() | values, default=str)
-        call, parameters = _ENQUEUE_ON_NODE[type(new.node)], {"key": new.node, "job": job}
+        if new.delay is not None:
+            values["delay"] = new.delay.total_seconds()
+        parameters = {"key": new.node, "job": json.dumps(values, default=str)}
+        call = _ENQUEUE_ON_NODE[type(new.node)]
         for _ in range(TRIES_FOR_A_KEY):
             for id, *times, is_new in fetch(self._executor, call, parameters):
                 if not is_new:

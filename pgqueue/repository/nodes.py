@@ -1,4 +1,4 @@
-"""Nodes: the number of a database among several, which is in the ids of its jobs.
+"""Nodes: the number of a database among several, and the names of what Citus has on all.
 
 The ids of a node begin at ``number << 44``.  The catalog has the number, as the START of the
 sequence behind the ids: every role may read it, and no table is needed.

@@ -18,7 +18,7 @@ from pgqueue.schema import citus
 from pgqueue.schema.state import wait_for_other_upgrades
 
 _STARTS_AT = """coalesce((given ->> 'run_at')::timestamptz,
-    clock_timestamp() + (given ->> 'delay')::interval)"""
+    clock_timestamp() + make_interval(secs => (given ->> 'delay')::double precision))"""
 
 
 def create_on_all_nodes(engine: sa.Engine) -> None:
@@ -33,10 +33,12 @@ def create_on_all_nodes(engine: sa.Engine) -> None:
         wait_for_other_upgrades(connection)
         if citus.group_of(connection) != 0 or not _has_other_nodes(connection):
             return
-        connection.exec_driver_sql(
-            f'CREATE SCHEMA IF NOT EXISTS "{CITUS_SCHEMA}"; '
-            f'GRANT USAGE ON SCHEMA "{CITUS_SCHEMA}" TO PUBLIC'
-        )
+        schema = f'"{CITUS_SCHEMA}"'
+        # CREATE SCHEMA IF NOT EXISTS wants the right to create schemas even where there is one.
+        if connection.scalar(sa.text(f"SELECT to_regnamespace('{schema}') IS NULL")):
+            connection.exec_driver_sql(
+                f"CREATE SCHEMA {schema}; GRANT USAGE ON SCHEMA {schema} TO PUBLIC"
+            )
         # The check refuses every row, so that all roles may have the right to insert.  Without the
         # primary key, Citus could not move the shard when its node is drained.
         how = "'nothing', shard_count => 1, colocate_with => 'none'"
@@ -48,7 +50,7 @@ def create_on_all_nodes(engine: sa.Engine) -> None:
 
 
 def lacks_parts_of_citus(connection: sa.Connection) -> bool:
-    """Whether a node of Citus has not what this version creates on all nodes."""
+    """Whether a node of Citus lacks something that this version creates on all nodes."""
     if citus.group_of(connection) is None or not _has_other_nodes(connection):
         return False
     body = sa.text("SELECT prosrc FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regproc(:name)")
@@ -62,10 +64,10 @@ def _has_other_nodes(connection: sa.Connection) -> bool:
     return any(node.group for node in citus.nodes_known(connection))
 
 
-def _create_table(connection: sa.Connection, name: str, of: str, how: str, right: str) -> None:
+def _create_table(connection: sa.Connection, name: str, columns: str, how: str, right: str) -> None:
     if not connection.scalar(sa.text(f"SELECT to_regclass('{name}') IS NOT NULL")):
         connection.exec_driver_sql(
-            f"CREATE TABLE {name} ({of}); SELECT create_distributed_table('{name}', {how}); "
+            f"CREATE TABLE {name} ({columns}); SELECT create_distributed_table('{name}', {how}); "
             f"GRANT {right} ON {name} TO PUBLIC"
         )
 

@@ -565,8 +565,7 @@ class Task(Generic[P, R]):
     def _refuse_node(self, what: str) -> None:
         if self._options.node is not None:
             raise OptionError(
-                f"{self._where}: {what} takes no node, which is for enqueue(...) and delay(...); "
-                "omit it, and open a session on the node"
+                f"{self._where}: {what} takes no node; omit it, and open a session on the node"
             )
 
     def _enqueue_or_change(

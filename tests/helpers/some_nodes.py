@@ -7,10 +7,16 @@ from sqlalchemy import Engine, text
 from pgqueue import PgQueue
 from pgqueue.nodes import Node
 from pgqueue.repository.nodes import CITUS_SCHEMA, TABLE, read_number
-from pgqueue.schema import upgrade_database
 
 DOWN = "postgresql://app:hunter2@127.0.0.1:9/down"
 """A node that is down: nothing listens on its port."""
+
+
+STUBS = (
+    "create_distributed_table(text, text)",
+    "create_distributed_table(text, text, shard_count int, colocate_with text)",
+    "create_distributed_function(text, text, colocate_with text, force_delegation bool)",
+)
 
 
 def numbered(urls: Sequence[str]) -> PgQueue:
@@ -28,7 +34,8 @@ def number_of(node: Node) -> int | None:
 
 
 def put_citus(engine: Engine, group: int, *nodes: tuple[int, str, int]) -> None:
-    """Put the tables of Citus that are read into a database: its group, and the nodes it knows."""
+    """Put what is used of Citus into a database: its group, the nodes that it knows, and functions
+    that distribute nothing."""
     database = engine.url.database
     with engine.begin() as connection:
         for statement in (
@@ -37,6 +44,8 @@ def put_citus(engine: Engine, group: int, *nodes: tuple[int, str, int]) -> None:
             "noderole text DEFAULT 'primary', isactive boolean DEFAULT true)",
             f"CREATE TABLE pg_catalog.pg_dist_local_group AS SELECT {group} AS groupid",
             "CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass)",
+            "GRANT SELECT ON pg_dist_node, pg_dist_local_group, pg_dist_partition TO PUBLIC",
+            *(f"CREATE FUNCTION {stub} RETURNS void LANGUAGE sql AS ''" for stub in STUBS),
             f"ALTER DATABASE {database} SET citus.enable_ddl_propagation = on",
             f"ALTER DATABASE {database} SET citus.enable_schema_based_sharding = on",
         ):
@@ -51,15 +60,3 @@ def put_two_phase_table(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text(f'CREATE SCHEMA "{CITUS_SCHEMA}"'))
         connection.execute(text(f"CREATE TABLE {TABLE} (nothing int CHECK (false))"))
-
-
-def upgrade_coordinator(engine: Engine) -> None:
-    """Create what is on all nodes of a cluster, where nothing is distributed."""
-    with engine.begin() as connection:
-        for stub in (
-            "create_distributed_table(text, text)",
-            "create_distributed_table(text, text, shard_count int, colocate_with text)",
-            "create_distributed_function(text, text, colocate_with text, force_delegation bool)",
-        ):
-            connection.execute(text(f"CREATE FUNCTION {stub} RETURNS void LANGUAGE sql AS ''"))
-    upgrade_database(engine)

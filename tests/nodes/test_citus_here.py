@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from hosts import host_revision
-from some_nodes import DOWN, put_citus, upgrade_coordinator
-from sqlalchemy import Engine, event, text
+from some_nodes import DOWN, put_citus
+from sqlalchemy import Engine, create_engine, event, text
 
 from pgqueue import Node, PgQueue, PgQueueError, SchemaError
 from pgqueue.cli import main
@@ -64,7 +64,7 @@ def test_doctor_says_which_nodes_may_lose_the_job_of_a_row(engine: Engine) -> No
     assert finding.level is Level.WRONG
     assert "may keep an application's row" in finding.detail
 
-    upgrade_coordinator(engine)
+    upgrade_database(engine)
     assert found() == []
     for lost in ("FUNCTION pgqueue_citus.enqueue_text", "TABLE pgqueue_citus.two_phase"):
         with engine.begin() as connection:
@@ -72,6 +72,28 @@ def test_doctor_says_which_nodes_may_lose_the_job_of_a_row(engine: Engine) -> No
         assert len(found()) == 1
         upgrade_database(engine)
         assert found() == []
+
+
+def test_a_later_upgrade_of_the_coordinator_needs_no_right_to_create_schemas(
+    empty_engine: Engine,
+) -> None:
+    put_citus(empty_engine, 0, (1, "w1", 5601))
+    role, database = f"owner_of_{empty_engine.url.database}", empty_engine.url.database
+    of_owner = create_engine(empty_engine.url, connect_args={"options": f"-c role={role}"})
+    try:
+        with empty_engine.begin() as connection:
+            connection.execute(text(f"CREATE ROLE {role}"))
+            connection.execute(text(f"GRANT CREATE ON DATABASE {database} TO {role}"))
+        upgrade_database(of_owner)
+        with empty_engine.begin() as connection:
+            connection.execute(text(f"REVOKE CREATE ON DATABASE {database} FROM {role}"))
+
+        upgrade_database(of_owner)
+    finally:
+        of_owner.dispose()
+        with empty_engine.begin() as connection:
+            connection.execute(text(f"DROP OWNED BY {role} CASCADE"))
+            connection.execute(text(f"DROP ROLE {role}"))
 
 
 def test_a_coordinator_without_other_nodes_needs_nothing_more(engine: Engine) -> None:

@@ -99,7 +99,7 @@ def test_the_document_names_a_node_that_is_down(queue: PgQueue) -> None:
 @pytest.mark.parametrize(
     ("nodes", "words", "refusal"),
     [
-        (["postgresql://n1/a", "postgresql://n2/a"], "n2,n3", "no n3; the nodes are n1:5432/a, n2"),
+        (["postgresql://n1/a", "postgresql://n2/a"], "n2,n3", "no 'n3'; the nodes are n1:5432/a"),
         (None, "all", "--nodes needs the nodes: in the app, PgQueue(nodes=[...])"),
     ],
 )
@@ -113,12 +113,21 @@ def test_words_that_name_no_node_are_refused(
 
 
 def test_a_host_names_its_nodes() -> None:
-    urls = ["postgresql://n1/a", "postgresql://n1/b", "postgresql://n10/a"]
+    urls = ["postgresql://n1/a", "postgresql://n1/b", "postgresql:///a?host=n10,n11"]
     queue = PgQueue(nodes=urls)
 
     assert chosen_nodes(queue, "n1") == queue.nodes[:2]
     assert chosen_nodes(queue, "n10, n1:5432/a") == [queue.nodes[0], queue.nodes[2]]
     assert chosen_nodes(queue, "all") == queue.nodes
+
+
+def test_the_worker_of_one_node_has_no_parent_that_would_start_it_again(queue: PgQueue) -> None:
+    without_tasks = PgQueue(nodes=[node.url for node in queue.nodes])
+
+    ended = command(without_tasks, "worker", "--nodes", queue.nodes[1].name)
+
+    assert ended.returncode == 1
+    assert "registers no tasks" in ended.stderr
 
 
 class TestDoctor:
