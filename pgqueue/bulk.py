@@ -484,8 +484,8 @@ def _end_waiting(
 def _change(session: Session, act: Act, job_id: int, run_at: datetime | None) -> Result:
     try:
         return Result(job_id, act(session, job_id, run_at).name.lower())
-    except JobNotFound:
-        return Result(job_id, NOT_FOUND, "no job has this id: never committed, or deleted")
+    except JobNotFound as error:
+        return Result(job_id, NOT_FOUND, str(error))
     except DuplicateJob as error:
         holder = f"job {error.holder}" if error.holder else "another job"
         of_queue = "" if KEY_ACROSS_QUEUES in str(error) else " of its queue"

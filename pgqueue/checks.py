@@ -152,7 +152,7 @@ def key(value: Any) -> str | None:
 
 def node_key(value: Any) -> str | None:
     is_text = type(value) is str and value.isprintable()
-    is_right = is_text or type(value) is UUID or whole(-BIGINT, BIGINT - 1)(value) is None
+    is_right = is_text or isinstance(value, UUID) or whole(-BIGINT, BIGINT - 1)(value) is None
     return None if is_right else "give a whole number of 64 bits, a printable text or a UUID"
 
 

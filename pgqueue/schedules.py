@@ -123,6 +123,7 @@ class Schedules:
         """
         rule = checked_rule(f"schedule {name}: ", cron, every, timezone)
         new = declaration(task, rule, name, args, catch_up, overlap, options)
+        self._refuse_other_options(task, name)
         rows = ScheduleRows(in_transaction(session, f"schedule {name}"))
         rows.add(self._new_row(new, rows.now()))
 
@@ -212,6 +213,7 @@ class Schedules:
 
     def declare(self, task: Task[..., Any], declared: Declaration) -> None:
         """Remember a schedule of the code, for :meth:`synchronise`."""
+        self._refuse_other_options(task, declared.name)
         before = self._declarers.get(declared.name)
         # A module that is loaded again makes another task of the same name.
         if before is task or (before is not None and before.name != task.name):
@@ -221,6 +223,15 @@ class Schedules:
             )
         self._declarers[declared.name] = task
         self.declared[declared.name] = replace(declared, declared_in=module_of(task.function))
+
+    def _refuse_other_options(self, task: Task[..., Any], name: str) -> None:
+        """A row has the name of a task: what ``task.options(...)`` has given would be lost."""
+        if self._tasks.get(task.name) is not task:
+            raise OptionError(
+                f"schedule {name}: {task.name} is the task of another queue, or has options of "
+                "task.options(...), which a schedule does not keep; give queue, priority, "
+                "max_attempts, unique_key, meta and tags to the schedule"
+            )
 
     def synchronise(self, connection: Connection) -> None:
         """Write the schedules of the code, in a transaction of the caller's.

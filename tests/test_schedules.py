@@ -137,6 +137,17 @@ class TestAdd:
         assert only(queue).name == "async"
 
 
+def test_a_task_with_other_options_is_refused_because_a_schedule_would_lose_them(
+    queue: PgQueue, task: Any
+) -> None:
+    with pytest.raises(OptionError, match=r"schedule report: .* give queue, priority"):
+        queue.schedule("0 7 * * *", args=(7,))(task.options(tags=["x"]))
+    with queue.session() as session, pytest.raises(OptionError, match="schedule other: "):
+        queue.schedules.add(session, task.options(node=7), "0 7 * * *", name="other", args=(7,))
+    with pytest.raises(OptionError, match="task of another queue"):
+        PgQueue().schedule("0 7 * * *", args=(7,))(task)
+
+
 class TestChange:
     def test_a_new_rule_has_another_next_tick(
         self, queue: PgQueue, added: None, session: Session

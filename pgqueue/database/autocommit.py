@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine
 
+from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.errors import NoTransaction
 from pgqueue.repository.fast_path import driver_unseen
 
@@ -33,6 +34,7 @@ def autocommitting(engine: Engine) -> Iterator[Connection]:
 def in_savepoint(connection: Connection) -> Iterator[Connection]:
     """A connection whose transaction belongs to a test: what fails here does not end it."""
     with connection.begin_nested():
+        commit_in_two_phases(connection)
         yield connection
 
 

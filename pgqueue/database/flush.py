@@ -168,4 +168,5 @@ def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
 
 @event.listens_for(Job, "before_delete", propagate=True)
 def _delete_belongings(_mapper: Any, connection: Connection, job: Job) -> None:
+    commit_in_two_phases(connection)
     Jobs(connection).delete_belongings(job.id)

@@ -425,7 +425,8 @@ class Enqueues:
         if new.delay is not None:
             values["delay"] = new.delay.total_seconds()
         parameters = {"key": new.node, "job": json.dumps(values, default=str)}
-        call = _ENQUEUE_ON_NODE[type(new.node)]
+        of_uuid = _ENQUEUE_ON_NODE[UUID]  # also for a driver's own
+        call = _ENQUEUE_ON_NODE.get(type(new.node), of_uuid)
         for _ in range(TRIES_FOR_A_KEY):
             for id, *times, is_new in fetch(self._executor, call, parameters):
                 if not is_new:

@@ -86,7 +86,8 @@ def _create_function(connection: sa.Connection, key_type: str) -> None:
         SELECT create_distributed_function(
             '{function}({key_type}, jsonb)', 'node_key',
             colocate_with => '{table}', force_delegation => true
-        )
+        );
+        GRANT EXECUTE ON FUNCTION {function} TO PUBLIC
         """
     )
 

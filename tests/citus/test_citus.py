@@ -25,7 +25,7 @@ from conftest import directory_for_server
 from documents import ROOT
 from hosts import host_revision
 from sqlalchemy import Connection, event, text
-from sqlalchemy.exc import DBAPIError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.orm import Session
 from worker_rig import running
 
@@ -93,6 +93,7 @@ def by_key(queue: PgQueue, tenant: int, order: int, ready: Ready) -> None:
 
 
 PID = text("SELECT pg_backend_pid()")
+KEYS = '"pgqueue_citus".keys_bigint'
 LISTENING = f"""
     SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'
     AND (classid::bigint << 32) + objid::bigint = {SLEEPERS}
@@ -224,7 +225,7 @@ def test_a_job_is_on_the_node_that_has_the_rows_of_its_key(
 
 def test_an_enqueue_by_key_wakes_the_worker_of_the_node(cluster: Cluster) -> None:
     at = cluster.coordinator
-    queue, node = queue_at(at), cluster.node_of('"pgqueue_citus".keys_bigint', 7)
+    queue, node = queue_at(at), cluster.node_of(KEYS, 7)
     by_key = queue.tasks["fulfil"].options(node=7)
     of_node = queue_at(node)
     # No poll would come within the test.
@@ -252,6 +253,35 @@ def test_keys_follow_a_table_of_the_application(cluster: Cluster) -> None:
         queue_at(node).tasks["fulfil"].options(node=tenant).delay(new_order())
     cluster.upgrade()  # keeps it so
     assert by_key.options(node=tenant).delay(new_order()).id >> BITS == job.id >> BITS
+
+
+def test_one_unique_key_with_two_keys_of_a_node_needs_one_connection_to_it(
+    cluster: Cluster,
+) -> None:
+    """The statement of the page: without it, the second enqueue waits for the first."""
+    page = (ROOT / "docs" / "how-to" / "several-nodes.md").read_text("utf-8")
+    [in_sequence] = re.findall(r"^SET LOCAL citus.*$", page, re.MULTILINE)
+    queue, node = queue_at(cluster.coordinator), cluster.workers[0]
+    of_node = [key for key in range(50) if cluster.node_of(KEYS, key) is node]
+    cluster.coordinator.execute("CREATE TABLE seen (tenant bigint PRIMARY KEY, times int)")
+    cluster.coordinator.execute(
+        f"SELECT create_distributed_table('seen', 'tenant', colocate_with => '{KEYS}')"
+    )
+    fulfil, unique_key = queue.tasks["fulfil"], f"one {new_order()}"
+
+    def ids(*first: str) -> set[int]:
+        with queue.session() as session:
+            # As if the statement took long.
+            session.execute(text("SET LOCAL citus.force_max_query_parallelization = on"))
+            for statement in first:
+                session.execute(text(statement))
+            session.execute(text("UPDATE seen SET times = times + 1"))
+            by_keys = [fulfil.options(node=key, unique_key=unique_key) for key in of_node[:5]]
+            return {by_key.enqueue(session, 1).id for by_key in by_keys}
+
+    with pytest.raises(OperationalError, match="distributed deadlock"):
+        ids()
+    assert len(ids(in_sequence)) == 1
 
 
 def test_equal_unique_keys_meet_on_the_node_of_their_key(cluster: Cluster) -> None:
@@ -306,7 +336,7 @@ def test_doctor_names_what_is_missing_or_old_and_an_upgrade_brings_it_back(
     finally:
         cluster.upgrade()
     assert found() == []
-    node = cluster.node_of('"pgqueue_citus".keys_bigint', 7)
+    node = cluster.node_of(KEYS, 7)
     job = queue.tasks["fulfil"].options(node=7).delay(new_order())
     assert job.id >> BITS == node.scalar("SELECT groupid FROM pg_dist_local_group")
 

@@ -67,7 +67,10 @@ class TestByIds:
             f"{dead}: requeued",
             f"{alive}: unchanged, because its status is pending",
         ]
-        missing = "no job has this id: never committed, or deleted"
+        missing = (
+            "job 4711 does not exist: it was never committed, or has been deleted; look the id up "
+            "in pgqueue.jobs"
+        )
         assert ended.stderr == f"4711: not found, because {missing}\n"
         assert json.loads(document.stdout) == {
             "jobs": [

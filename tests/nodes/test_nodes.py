@@ -5,6 +5,7 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hosts import host_revision
@@ -32,6 +33,7 @@ from pgqueue import (
 )
 from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.flask import PgQueue as FlaskQueue
+from pgqueue.repository.enqueue import NodeKey
 from pgqueue.repository.listing import Listing
 from pgqueue.schema import SCHEMA_VERSION, upgrade
 from pgqueue.schema.citus import set_number
@@ -239,15 +241,20 @@ def test_a_node_that_was_stopped_goes_on_where_it_was(
 def note(id: int) -> None: ...
 
 
+class UUIDOfDriver(UUID):
+    """As asyncpg has one."""
+
+
+@pytest.mark.parametrize("key", [7, "acme", UUID(int=7), UUIDOfDriver(int=7)])
 @pytest.mark.parametrize("nodes", [None, "citus"])
 def test_a_key_of_a_node_needs_citus_and_the_functions_of_an_upgrade(
-    session: Session, nodes: str | None
+    session: Session, nodes: str | None, key: NodeKey
 ) -> None:
     queue = PgQueue(session.get_bind(), nodes=nodes)
     task = queue.task(name="t")(note)
 
     with pytest.raises(SchemaMissing, match=r"upgrade --nodes all.*elsewhere omit node"):
-        task.options(node=7).enqueue(session, 1)
+        task.options(node=key).enqueue(session, 1)
 
 
 def test_a_key_of_a_node_is_refused_by_what_is_written_on_the_node_of_the_session(

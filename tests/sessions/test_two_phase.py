@@ -7,7 +7,7 @@ from some_nodes import put_two_phase_table
 from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
 
-from pgqueue import PgQueue, Worker
+from pgqueue import Job, PgQueue, Worker
 from pgqueue.repository.nodes import TABLE, TABLE_EXISTS, WRITE_NO_ROW
 
 ASKS, PREPARES = str(TABLE_EXISTS), str(WRITE_NO_ROW)
@@ -84,6 +84,25 @@ def test_a_job_that_is_added_to_a_session_commits_in_two_phases(
 ) -> None:
     with queue.session() as session, session.begin():
         session.add(queue.tasks["note"].job(1))
+    assert sent == [ASKS, PREPARES]
+
+
+@pytest.mark.usefixtures("table")
+def test_a_job_that_is_deleted_by_a_session_commits_in_two_phases(
+    queue: PgQueue, sent: list[str]
+) -> None:
+    job_id = queue.tasks["note"].delay(1).id
+    with queue.session() as session, session.begin():
+        session.delete(session.get_one(Job, job_id))
+    assert sent == [ASKS, PREPARES]
+
+
+@pytest.mark.usefixtures("table")
+def test_a_delay_in_the_transaction_of_a_connection_makes_it_commit_in_two_phases(
+    queue: PgQueue, engine: Engine, sent: list[str]
+) -> None:
+    with engine.begin() as connection, queue.bound_to(connection):
+        queue.tasks["note"].delay(1)
     assert sent == [ASKS, PREPARES]
 
 
