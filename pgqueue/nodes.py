@@ -80,8 +80,7 @@ def nodes_of_citus(engine: Engine) -> list[Node]:
 
 
 def coordinator_of(engine: Engine) -> URL | None:
-    """The URL of the coordinator, if the engine connects to another node of Citus, and that node
-    knows it."""
+    """The URL of the coordinator, if the engine connects to another node, which knows it."""
     group, nodes = _group_and_nodes(engine)
     return next((node.url for node in nodes if group and node.number == 0), None)
 

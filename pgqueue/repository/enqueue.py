@@ -248,7 +248,7 @@ def _inserted(job: Any, if_taken: IfKeyTaken, *, limited: bool = False) -> sa.CT
 
 
 # Nothing but a call is delegated: no CTE, no condition.
-_ENQUEUE_ON_NODE = {
+_DELEGATED = {
     key_type: sa.text(
         f'SELECT * FROM "{CITUS_SCHEMA}".enqueue_{name}(CAST(:key AS {name}), CAST(:job AS jsonb))'  # noqa: S608  # the schema name is checked where it is read
     ).columns(id=sa.BigInteger(), run_at=Moment(), created_at=Moment(), is_new=sa.Boolean())
@@ -425,8 +425,7 @@ class Enqueues:
         if new.delay is not None:
             values["delay"] = new.delay.total_seconds()
         parameters = {"key": new.node, "job": json.dumps(values, default=str)}
-        of_uuid = _ENQUEUE_ON_NODE[UUID]  # also for a driver's own
-        call = _ENQUEUE_ON_NODE.get(type(new.node), of_uuid)
+        call = _DELEGATED.get(type(new.node), _DELEGATED[UUID])  # also for a driver's own UUID
         for _ in range(TRIES_FOR_A_KEY):
             for id, *times, is_new in fetch(self._executor, call, parameters):
                 if not is_new:
