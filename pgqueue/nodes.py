@@ -24,7 +24,7 @@ class Node:
     """One of the databases of ``PgQueue(nodes=...)``."""
 
     url: URL
-    """On psycopg.  Its ``repr`` hides the password."""
+    """On psycopg, unless it names another driver.  Its ``repr`` hides the password."""
     number: int | None = None
     """The number of the node in the ids of its jobs, ``id >> 44``.  None for a node of a list,
     because only its database knows it."""
@@ -32,14 +32,16 @@ class Node:
     @property
     def name(self) -> str:
         """``host:port/database``, without a password."""
-        port = self.url.port or self.url.query.get("port") or 5432
+        port = self._first("port") or "5432"
         return f"{self.host}:{port}/{self.url.database or self.url.username or ''}"
 
     @property
     def host(self) -> str:
-        """The first one, if there are several."""
-        hosts = self.url.host or self.url.query.get("host") or "localhost"
-        return (hosts if isinstance(hosts, str) else hosts[0]).partition(",")[0]
+        return self._first("host") or "localhost"
+
+    def _first(self, parameter: str) -> str:  # of several
+        _, parameters = self.url.get_dialect()().create_connect_args(self.url)
+        return str(parameters.get(parameter) or "").partition(",")[0]
 
     def engine(self) -> Engine:
         """An engine that keeps no connections, and counts a node that is silent as down."""

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, scoped_session
 from pgqueue import redaction
 from pgqueue.checks import TASK_NAME
 from pgqueue.database.callers import executor, in_transaction, translated_errors
+from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.errors import DuplicateSchedule, OptionError, TaskDefinitionError, UnknownOption
 from pgqueue.repository.schedules import ScheduleRows, ScheduleState
 from pgqueue.rules.ticks import Rule, checked_catch_up, checked_overlap, checked_rule, next_after
@@ -118,12 +119,12 @@ class Schedules:
         """Add a schedule, which takes effect when the caller's transaction commits.
 
         The arguments are those of :meth:`PgQueue.schedule`; ``task`` may be any task of the
-        queue.  Raises DuplicateSchedule if the name is taken, OptionError for a bad rule or
-        option, and ArgumentsError or PayloadError for arguments that do not fit the task.
+        queue, without ``task.options(...)``.  Raises DuplicateSchedule if the name is taken,
+        OptionError for a bad rule or option, and ArgumentsError or PayloadError for arguments that
+        do not fit the task.
         """
         rule = checked_rule(f"schedule {name}: ", cron, every, timezone)
         new = declaration(task, rule, name, args, catch_up, overlap, options)
-        self._refuse_other_options(task, name)
         rows = ScheduleRows(in_transaction(session, f"schedule {name}"))
         rows.add(self._new_row(new, rows.now()))
 
@@ -202,6 +203,7 @@ class Schedules:
         application does not have the task.
         """
         connection = executor(session)
+        commit_in_two_phases(connection)
         call = ScheduleRows(connection).call(name)
         task = task_of_schedule(self._find(call.task), name, call.options, tick=None)
         return task.enqueue_prepared(connection, task.prepared(call.args))
@@ -213,7 +215,6 @@ class Schedules:
 
     def declare(self, task: Task[..., Any], declared: Declaration) -> None:
         """Remember a schedule of the code, for :meth:`synchronise`."""
-        self._refuse_other_options(task, declared.name)
         before = self._declarers.get(declared.name)
         # A module that is loaded again makes another task of the same name.
         if before is task or (before is not None and before.name != task.name):
@@ -223,15 +224,6 @@ class Schedules:
             )
         self._declarers[declared.name] = task
         self.declared[declared.name] = replace(declared, declared_in=module_of(task.function))
-
-    def _refuse_other_options(self, task: Task[..., Any], name: str) -> None:
-        """A row has the name of a task: what ``task.options(...)`` has given would be lost."""
-        if self._tasks.get(task.name) is not task:
-            raise OptionError(
-                f"schedule {name}: {task.name} is the task of another queue, or has options of "
-                "task.options(...), which a schedule does not keep; give queue, priority, "
-                "max_attempts, unique_key, meta and tags to the schedule"
-            )
 
     def synchronise(self, connection: Connection) -> None:
         """Write the schedules of the code, in a transaction of the caller's.
@@ -331,6 +323,11 @@ def declaration(
     if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
         raise OptionError(
             f"the name of a schedule is {repr(name)[:60]}; use 1 to 200 characters without spaces"
+        )
+    if task.is_of_options:
+        raise OptionError(
+            f"{where}the options of task.options(...) would be lost; give queue, priority, "
+            "max_attempts, unique_key, meta and tags to the schedule, and others to the task"
         )
     number = checked_catch_up(where, catch_up)
     return Declaration(

@@ -144,8 +144,6 @@ def test_a_task_with_other_options_is_refused_because_a_schedule_would_lose_them
         queue.schedule("0 7 * * *", args=(7,))(task.options(tags=["x"]))
     with queue.session() as session, pytest.raises(OptionError, match="schedule other: "):
         queue.schedules.add(session, task.options(node=7), "0 7 * * *", name="other", args=(7,))
-    with pytest.raises(OptionError, match="task of another queue"):
-        PgQueue().schedule("0 7 * * *", args=(7,))(task)
 
 
 class TestChange:

@@ -50,7 +50,8 @@ class CliState:
             except NotBound:
                 url = self.url_of_environment
         if url is not None:
-            queue.bind(on_psycopg(url, always=True))  # which is always installed
+            # psycopg is always installed, whatever driver the URL names.
+            queue.bind(on_psycopg(url, "--url", always=True))
         return queue
 
     def named_application(self) -> str:
@@ -66,7 +67,7 @@ class CliState:
         if self.queue is not None or (self.url is None and self.app is not None):
             return self.application()
         if url := self.url or self.url_of_environment:
-            return PgQueue(on_psycopg(url, always=True), nodes="citus")  # asked only by --nodes
+            return PgQueue(on_psycopg(url, "--url", always=True), nodes="citus")  # for --nodes
         raise click.UsageError(
             "Which database? Say --url postgresql://user@host/database or --app module:queue"
         )

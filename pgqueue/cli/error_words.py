@@ -23,7 +23,7 @@ def in_words(given: CliState) -> Iterator[None]:
     except Exception as error:
         words = _words_for(error)
         if words is None:
-            raise  # a bug of ours, whose report needs the traceback, an exit code, or usage
+            raise  # usage, an exit code, or a bug of ours, whose report needs the traceback
         if given.is_verbose:
             lines = "".join(traceback.format_exception(error))
             click.echo(harmless(redacted(lines)), err=True)
@@ -33,7 +33,7 @@ def in_words(given: CliState) -> Iterator[None]:
 
 
 def _words_for(error: Exception) -> str | None:
-    """One line that says what happened and what to do; None for a bug of ours."""
+    """One line that says what happened and what to do; None for what is raised as it is."""
     match error:
         case click.UsageError() | BrokenPipeError():
             return None

@@ -219,7 +219,8 @@ def worker(
     else:
         places: list[dict[str, str]] = [{}] * processes
         if nodes is not None:
-            chosen = chosen_nodes(given.application(), nodes)
+            given.queue = given.application()  # once: it may be a function that makes the queue
+            chosen = chosen_nodes(given.queue, nodes)
             urls = [node.url.render_as_string(hide_password=False) for node in chosen]
             places = [{NODE: url} for url in urls] * processes
         if len(places) > 1:

@@ -32,7 +32,7 @@ def autocommitting(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def in_savepoint(connection: Connection) -> Iterator[Connection]:
-    """A connection whose transaction belongs to a test: what fails here does not end it."""
+    """A savepoint in the transaction of a bound Connection: an error rolls back no more."""
     with connection.begin_nested():
         commit_in_two_phases(connection)
         yield connection

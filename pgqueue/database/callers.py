@@ -99,9 +99,9 @@ def translated_errors() -> Iterator[None]:
 
 
 _UPGRADE = (
-    f"in schema {SCHEMA} of this session's database, or of the node of a key. Run `pgqueue --app "
-    "module:queue upgrade`, in a Flask application `flask pgqueue upgrade`. If the application's "
-    "own Alembic history creates the tables, run its migrations instead."
+    f"in schema {SCHEMA} of this session's database, or with node=... of its node. Run `pgqueue "
+    "--app module:queue upgrade`, in a Flask application `flask pgqueue upgrade`. If the "
+    "application's own Alembic history creates the tables, run its migrations instead."
 )
 
 

@@ -33,18 +33,17 @@ def on_psycopg(url: str | URL, where: str = "PgQueue", *, always: bool = False) 
     """
     if isinstance(url, str):
         scheme, separator, rest = url.partition("://")
-        database, has_driver, _ = scheme.partition("+")
-        if database in ("postgres", "postgresql") and (always or not has_driver):
+        if scheme in ("postgres", "postgresql"):
             url = f"{DRIVER}{separator}{rest}"
     try:
         parsed = make_url(url)
-        is_async = parsed.get_dialect().is_async
+        refuse_others(parsed.get_backend_name(), where)
+        is_changed = always or parsed.get_dialect().is_async
     except (ArgumentError, ValueError):  # a port that is no number is a ValueError
         raise ArgumentsError(
             f"{where} needs the URL of a database; one looks like postgresql://user@host/database"
         ) from None
-    refuse_others(parsed.get_backend_name(), where)
-    return parsed.set(drivername=DRIVER) if is_async else parsed
+    return parsed.set(drivername=DRIVER) if is_changed else parsed
 
 
 def refuse_others(database: str, where: str = "PgQueue") -> None:

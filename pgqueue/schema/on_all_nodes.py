@@ -36,9 +36,8 @@ def create_on_all_nodes(engine: sa.Engine) -> None:
         schema = f'"{CITUS_SCHEMA}"'
         # CREATE SCHEMA IF NOT EXISTS wants the right to create schemas even where there is one.
         if connection.scalar(sa.text(f"SELECT to_regnamespace('{schema}') IS NULL")):
-            connection.exec_driver_sql(
-                f"CREATE SCHEMA {schema}; GRANT USAGE ON SCHEMA {schema} TO PUBLIC"
-            )
+            connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
+        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO PUBLIC")
         # The check refuses every row, so that all roles may have the right to insert.  Without the
         # primary key, Citus could not move the shard when its node is drained.
         how = "'nothing', shard_count => 1, colocate_with => 'none'"

@@ -74,15 +74,31 @@ def test_doctor_says_which_nodes_may_lose_the_job_of_a_row(engine: Engine) -> No
         assert found() == []
 
 
+def test_all_roles_may_enqueue_by_key_whatever_the_default_privileges(engine: Engine) -> None:
+    put_citus(engine, 0, (1, "w1", 5601))
+    with engine.begin() as connection:
+        connection.execute(text("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC"))
+
+    upgrade_database(engine)
+
+    granted = text(
+        "SELECT privilege_type FROM pg_proc, aclexplode(proacl) WHERE grantee = 0"
+        " AND pg_proc.oid = 'pgqueue_citus.enqueue_uuid(uuid, jsonb)'::regprocedure"
+    )
+    with engine.connect() as connection:
+        assert connection.scalars(granted).all() == ["EXECUTE"]
+
+
 def test_a_later_upgrade_of_the_coordinator_needs_no_right_to_create_schemas(
     empty_engine: Engine,
 ) -> None:
     put_citus(empty_engine, 0, (1, "w1", 5601))
     role, database = f"owner_of_{empty_engine.url.database}", empty_engine.url.database
     of_owner = create_engine(empty_engine.url, connect_args={"options": f"-c role={role}"})
+    with empty_engine.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {role}"))
     try:
         with empty_engine.begin() as connection:
-            connection.execute(text(f"CREATE ROLE {role}"))
             connection.execute(text(f"GRANT CREATE ON DATABASE {database} TO {role}"))
         upgrade_database(of_owner)
         with empty_engine.begin() as connection:

@@ -113,7 +113,7 @@ def test_words_that_name_no_node_are_refused(
 
 
 def test_a_host_names_its_nodes() -> None:
-    urls = ["postgresql://n1/a", "postgresql://n1/b", "postgresql:///a?host=n10,n11"]
+    urls = ["postgresql://n1/a", "postgresql://n1/b", "postgresql:///a?host=n10:5432&host=n11:5433"]
     queue = PgQueue(nodes=urls)
 
     assert chosen_nodes(queue, "n1") == queue.nodes[:2]

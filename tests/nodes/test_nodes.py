@@ -1,7 +1,6 @@
 """Several databases under one queue: what may be given, and what an id tells of its node."""
 
 import re
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,10 @@ def test_wrong_nodes_are_refused_without_their_passwords(
     with pytest.raises(error, match=re.escape(words)) as refusal:
         PgQueue(nodes=nodes)
 
-    assert "hunter2" not in "".join(traceback.format_exception(refusal.value))
+    assert "hunter2" not in str(refusal.value)
+    # Older versions of SQLAlchemy quote the URL in their own error.
+    assert refusal.value.__cause__ is None
+    assert refusal.value.__suppress_context__ or refusal.value.__context__ is None
 
 
 def test_a_node_is_named_by_its_address_and_shows_no_password() -> None:

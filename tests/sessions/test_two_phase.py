@@ -1,6 +1,7 @@
 """Commits in two phases, asked for on Citus only.  The commits themselves are in tests/citus."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from some_nodes import put_two_phase_table
@@ -95,6 +96,19 @@ def test_a_job_that_is_deleted_by_a_session_commits_in_two_phases(
     with queue.session() as session, session.begin():
         session.delete(session.get_one(Job, job_id))
     assert sent == [ASKS, PREPARES]
+
+
+@pytest.mark.usefixtures("table")
+def test_a_schedule_that_is_triggered_commits_in_two_phases(
+    queue: PgQueue, sent: list[str]
+) -> None:
+    with queue.session() as session, session.begin():
+        queue.schedules.add(
+            session, queue.tasks["note"], name="note", every=timedelta(days=1), args=(1,)
+        )
+    with queue.session() as session, session.begin():
+        queue.schedules.trigger(session, "note")
+    assert sent == [ASKS, PREPARES, PREPARES]
 
 
 @pytest.mark.usefixtures("table")

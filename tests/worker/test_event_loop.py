@@ -171,13 +171,13 @@ def test_a_worker_whose_event_loop_ends_says_so_and_ends(
 
         with pytest.raises(WorkerBroken, match="event-loop"):
             Worker(queue, concurrency=2, grace=timedelta(seconds=PATIENCE)).run()
+        loops[0]._selector = selectors.DefaultSelector()  # without one, it could not be closed
+        loops[0].close()
 
         assert "pgqueue-event-loop ended with an unexpected error" in caplog.text
         ended = [session.get_one(Job, job) for job in jobs]
         assert [(job.outcome, job.attempts) for job in ended] == [(None, 0), (None, 0)]
         assert queue.check(session) == []
-    loops[0]._selector = selectors.DefaultSelector()  # without one, it could not be closed
-    loops[0].close()
 
 
 def test_a_handler_that_outlives_its_loop_is_discarded_in_silence(
