@@ -146,12 +146,16 @@ def said_briefly(environment: Environment, troubles: int, *, few: int = FEW) -> 
     """A worker tells each trouble in a few lines, however often its threads meet it."""
     words = ("waiting for the database", "the database refuses")
     for member in environment.members:
-        lines = member.log.read_text(errors="replace").splitlines()
-        said = [line for line in lines if any(word in line for word in words)]
-        environment.expect(bool(said), f"{member.name} did not say that it waits for the database")
+
+        def said(log: Path = member.log) -> list[str]:
+            lines = log.read_text(errors="replace").splitlines()
+            return [line for line in lines if any(word in line for word in words)]
+
+        # A connection that was idle notices it last.
+        environment.until(said, what=f"{member.name} says that it waits for the database")
         environment.expect(
-            len(said) <= few * troubles,
-            f"{member.name} said {len(said)} times that it waits for the database: {said}",
+            len(said()) <= few * troubles,
+            f"{member.name} said {len(said())} times that it waits for the database: {said()}",
         )
 
 

@@ -98,9 +98,9 @@ DEAD = "were declared dead, and all were well"
 
 @scenario(
     promises="P1 P3 P4",
-    full=Size(jobs=20, faults=len(LOCKS), seconds=2),
+    full=Size(jobs=20, faults=len(LOCKS), seconds=3),
     long=Size(jobs=20, faults=len(LOCKS), seconds=liveness.SLOW_GRACE.total_seconds()),
-    short=Size(jobs=6, faults=len(WORST), seconds=2),
+    short=Size(jobs=6, faults=len(WORST), seconds=3),
     mutated={
         "hearts_of_some_look_for_cancels": DEAD,
         "heart_beats_on_the_event_loop": DEAD,
@@ -145,7 +145,7 @@ def _stand_still_together(environment: Environment, seconds: float) -> None:
     environment.freeze(last)
     environment.let_pass(seconds)
     last.thaw()
-    environment.let_pass(0.2)
+    environment.let_pass(0.8)  # it looks at the first, and has observed it for less than the grace
     first.thaw()
     environment.let_pass(1.0)
 
