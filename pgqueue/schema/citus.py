@@ -31,7 +31,7 @@ _GROUP = text("SELECT groupid FROM pg_catalog.pg_dist_local_group")
 _NODES = text(
     """
     SELECT groupid AS "group", nodename AS host, nodeport AS port FROM pg_catalog.pg_dist_node
-    WHERE noderole = 'primary' AND isactive ORDER BY groupid
+    WHERE noderole = 'primary' ORDER BY groupid
     """
 )
 

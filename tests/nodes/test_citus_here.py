@@ -45,6 +45,14 @@ def test_a_coordinator_without_an_address_is_a_node_too(engine: Engine) -> None:
     assert nodes[0].url == engine.url
 
 
+def test_a_node_that_citus_has_disabled_is_not_skipped(engine: Engine) -> None:
+    put_citus(engine, 0, (0, "c", 5600), (1, "w1", 5601))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE pg_dist_node SET isactive = groupid = 0"))
+
+    assert [node.number for node in PgQueue(engine, nodes="citus").nodes] == [0, 1]
+
+
 def test_a_command_needs_only_the_url_of_one_node(engine: Engine, database_url: str) -> None:
     put_citus(engine, 0)
 
