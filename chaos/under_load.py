@@ -148,14 +148,14 @@ def said_briefly(environment: Environment, troubles: int, *, few: int = FEW) -> 
     for member in environment.members:
 
         def said(log: Path = member.log) -> list[str]:
-            lines = log.read_text(errors="replace").splitlines()
-            return [line for line in lines if any(word in line for word in words)]
+            written = log.read_text(errors="replace").splitlines()
+            return [line for line in written if any(word in line for word in words)]
 
         # A connection that was idle notices it last.
-        environment.until(said, what=f"{member.name} says that it waits for the database")
+        lines = environment.until(said, what=f"{member.name} says that it waits for the database")
         environment.expect(
-            len(said()) <= few * troubles,
-            f"{member.name} said {len(said())} times that it waits for the database: {said()}",
+            len(lines) <= few * troubles,
+            f"{member.name} said {len(lines)} times that it waits for the database: {lines}",
         )
 
 

@@ -324,7 +324,7 @@ def declaration(
         raise OptionError(
             f"the name of a schedule is {repr(name)[:60]}; use 1 to 200 characters without spaces"
         )
-    if task.is_of_options:
+    if task.is_from_options:
         raise OptionError(
             f"{where}the options of task.options(...) would be lost; give queue, priority, "
             "max_attempts, unique_key, meta and tags to the schedule, and others to the task"

@@ -46,7 +46,7 @@ def job_not_found(executor: Session | sa.Connection, job_id: int) -> JobNotFound
     if of_job != here and 0 <= of_job <= HIGHEST_NUMBER:
         return JobNotFound(
             f"job {job_id} is not in this database, which is node {here}: its id is one of node "
-            f"{of_job}; repeat the call there, by a session or the URL of that node"
+            f"{of_job}; repeat the call with a session on that node, or with its --url"
         )
     return JobNotFound(
         f"job {job_id} does not exist: it was never committed, or has been deleted; "

@@ -42,7 +42,7 @@ def group_of(connection: Connection) -> int | None:
 
 
 def distributed_tables(connection: Connection) -> Sequence[str]:
-    """Those of our tables that Citus has distributed, or knows as tables of its own."""
+    """Our tables that Citus manages: distributed, reference and local ones of Citus."""
     return connection.scalars(_DISTRIBUTED).all() if connection.scalar(_IS_HERE) else ()
 
 

@@ -77,15 +77,12 @@ def _create_function(connection: sa.Connection, key_type: str) -> None:
         f"""
         CREATE OR REPLACE FUNCTION {function}(node_key {key_type}, given jsonb)
         RETURNS TABLE (id bigint, run_at numeric, created_at numeric, is_new boolean)
-        LANGUAGE plpgsql SET search_path = {SEARCH_PATH} AS $pgqueue${_body(key_type)}$pgqueue$
-        """
-    )
-    connection.exec_driver_sql(
-        f"""
+        LANGUAGE plpgsql SET search_path = {SEARCH_PATH} AS $pgqueue${_body(key_type)}$pgqueue$;
         SELECT create_distributed_function(
             '{function}({key_type}, jsonb)', 'node_key',
             colocate_with => '{table}', force_delegation => true
         );
+        -- The default privileges of the owner may have none for PUBLIC.
         GRANT EXECUTE ON FUNCTION {function} TO PUBLIC
         """
     )

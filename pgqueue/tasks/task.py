@@ -87,7 +87,7 @@ class Task(Generic[P, R]):
     """Whether the handler's writes commit together with the job's completion."""
     asks_before_start: bool
     """Whether a worker asks the database before it calls the handler, as for ``expires_in``."""
-    is_of_options = False
+    is_from_options = False
     """Whether :meth:`options` has returned it."""
 
     def __init__(self, function: Callable[..., R], options: Options, owner: Owner) -> None:
@@ -354,7 +354,7 @@ class Task(Generic[P, R]):
         Raises OptionError.
         """
         changed, checked = copy.copy(self), self._options.of_job(options)
-        changed.is_of_options = True
+        changed.is_from_options = True
         changed._own_meta = self._own_meta | checked.noted(options)
         changed._set_options(checked)
         return changed

@@ -194,6 +194,7 @@ class TestWrongUrl:
             ("nonsense", "postgresql://user@host/database"),
             ("postgresql://me:secret@localhost:port/shop", "postgresql://user@host/database"),
             ("mysql://me@localhost/shop", "not mysql"),
+            ("postgresql+nodriver://me@127.0.0.1:1/shop", "No connection"),
             ("postgresql://me@127.0.0.1:1/shop", "No connection"),
         ],
     )

@@ -106,10 +106,11 @@ def test_the_document_names_a_node_that_is_down(queue: PgQueue) -> None:
 def test_words_that_name_no_node_are_refused(
     nodes: list[str] | None, words: str, refusal: str
 ) -> None:
-    ended = command(PgQueue("postgresql://n1/a", nodes=nodes), "status", "--nodes", words)
+    ended = command(PgQueue("postgresql://n1/a", nodes=nodes), "-v", "status", "--nodes", words)
 
     assert ended.returncode == 2
     assert refusal in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_host_names_its_nodes() -> None:
