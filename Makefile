@@ -1,11 +1,12 @@
 # Every target makes what it needs: after a clone, `make demo` or `make test` is the first command.
 
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 
 # What the developer's environment holds includes the demo's; without it the demo makes its own.
-DEVELOPMENT := .venv/.development
-DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) .venv/.demonstration)
+DEVELOPMENT := $(VENV)/.development
+DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) $(VENV)/.demonstration)
 
 # Tests start hundreds of processes, and each would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,7 +26,7 @@ QUICK := tests/arguments tests/handler tests/worker/claiming \
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(DEVELOPMENT) ## Make the environment .venv, once (PYTHON=python3.12 picks another Python)
+setup: $(DEVELOPMENT) ## Make the environment .venv, once (PYTHON=python3.12 VENV=.venv-3.12 makes another)
 
 demo: $(DEMONSTRATION) ## Watch it work on a PostgreSQL of its own (ARGS="--url ..." for yours)
 	@$(BIN)/pgqueue demo $(ARGS)
@@ -101,18 +102,18 @@ build: setup ## Build the wheel and the source archive into dist/
 clean: ## Remove builds and caches; the environment stays
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@rm -rf .import_linter_cache .coverage
-	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	@find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +
 
 $(DEVELOPMENT): EXTRA := dev,project
-.venv/.demonstration: EXTRA := demo
-$(DEVELOPMENT) .venv/.demonstration: pyproject.toml
+$(VENV)/.demonstration: EXTRA := demo
+$(DEVELOPMENT) $(VENV)/.demonstration: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo 'pgqueue needs Python 3.11 or newer, and $(PYTHON) is not:' \
 	    'name another one, as in `make PYTHON=python3.12 $(or $(MAKECMDGOALS),setup)`.' >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo '$(PYTHON) cannot make an environment:' \
 	    'install its venv package (on Debian and Ubuntu: `apt install python3-venv`).' >&2; exit 1; }
-	@echo 'Making the environment .venv, once ...'
-	@$(PYTHON) -m venv .venv
+	@echo 'Making the environment $(VENV), once ...'
+	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --editable '.[$(EXTRA)]'
 	@touch $@
