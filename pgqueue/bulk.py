@@ -38,6 +38,7 @@ from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.listing import UNFINISHED, JobFilter, Listing
 from pgqueue.repository.operator_actions import MOST_IDS, Action, OperatorActions
 from pgqueue.repository.pages import JobLine, Pages, id_above
+from pgqueue.rules.limits import without_values
 from pgqueue.rules.unique import KEY_ACROSS_QUEUES
 from pgqueue.tasks import editing
 
@@ -430,11 +431,13 @@ def target_in_words(action: Action, *, show_arguments: bool) -> str:
             which = filter_from(action.target["filter"])
         except OptionError:  # code of another version has written it
             return str(action.target["filter"]) if show_arguments else "a filter"
-        if which.args and not show_arguments:
-            return f"{line_of(replace(which, args=()))} and some arguments".strip()
+        if which.names_arguments and not show_arguments:
+            return f"{line_of(which.without_arguments())} and some arguments".strip()
         return line_of(which)
     words = []
     for name, value in action.target.items():
+        if name in ("limit", "key") and not show_arguments:
+            value = without_values(str(value))
         if isinstance(value, list):
             name = name.removesuffix("s") if len(value) == 1 else name
             value = ", ".join(map(str, value))

@@ -80,17 +80,22 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def redacted_data(value: Any, *, names: Collection[str] = (), secrets: Iterable[str] = ()) -> Any:
-    """Return JSON data with secrets masked, and with the values of the keys in ``names`` masked."""
+    """Return JSON data with secrets masked, and with the values of the keys in ``names`` masked.
+
+    Keys are text as values are: a secret that is a key is masked.
+    """
     match value:
         case str():
             return redacted(value, secrets)
         case dict():
-            return {
-                key: MASK
-                if item is not None and key in names
-                else redacted_data(item, secrets=secrets)
-                for key, item in value.items()
-            }
+            found: dict[str, Any] = {}
+            for key, item in value.items():
+                is_named = item is not None and key in names
+                shown = redacted(str(key), secrets)
+                while shown in found:  # of two secrets that are keys
+                    shown += MASK
+                found[shown] = MASK if is_named else redacted_data(item, secrets=secrets)
+            return found
         case list():
             return [redacted_data(item, secrets=secrets) for item in value]
     return MASK if secrets and str(value) in secrets else value
@@ -226,13 +231,20 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _forms(secrets: Iterable[str]) -> set[str]:
-    """Return each secret unchanged, and in its Python, JSON and URL forms."""
-    return {
-        form
-        for secret in secrets
-        if secret
-        for form in (secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], quote(secret, safe=""))
-    }
+    """Return each secret unchanged, and in its Python, JSON, bytes and URL forms."""
+    found: set[str] = set()
+    for secret in filter(None, secrets):
+        raw = secret.encode(errors="surrogatepass")
+        found |= {
+            secret,
+            repr(secret)[1:-1],
+            repr(f"\"'{secret}")[4:-1],  # inside a text with both kinds of quotes
+            repr(raw)[2:-1],
+            json.dumps(secret)[1:-1],
+            json.dumps(secret, ensure_ascii=False)[1:-1],
+            quote(raw, safe=""),
+        }
+    return found
 
 
 def _without_beginning(text: str, secret: str) -> str:

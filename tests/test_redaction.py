@@ -2,11 +2,12 @@
 
 import ast
 import io
+import json
 import logging
 import logging.handlers
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -42,6 +43,40 @@ def test_the_password_of_a_url_is_masked(text: str) -> None:
 
     assert CANARY not in seen
     assert MASK in seen
+
+
+def test_a_secret_that_is_a_key_of_a_dict_is_masked() -> None:
+    data = {"tokens": {CANARY: "valid", f"old {CANARY}": {f"of {CANARY}": 1}}, "token": CANARY}
+
+    assert redacted_data(data, names=["token"], secrets=[CANARY]) == {
+        "tokens": {MASK: "valid", f"old {MASK}": {f"of {MASK}": 1}},
+        "token": MASK,
+    }
+
+
+def test_two_secrets_that_are_keys_both_keep_their_values() -> None:
+    data = {"first-secret": 1, "second-secret": 2}
+    assert list(redacted_data(data, secrets=[*data]).values()) == [1, 2]
+
+
+@pytest.mark.parametrize("secret", ['c4n4ry-"S3cr3t"', "c4n4ry\nS3cr3t-ö", "it's-c4n4ry-ö"])
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        lambda secret: json.dumps({"t": secret}),
+        lambda secret: json.dumps({"t": secret}, ensure_ascii=False),
+        lambda secret: repr({"t": secret.encode()}),
+        lambda secret: repr({"t": secret}),
+        lambda secret: repr(f"it is {secret}, said 'a' and \"b\""),
+    ],
+)
+def test_a_secret_is_masked_in_each_form_in_which_python_quotes_it(
+    secret: str, quoted: Callable[[str], str]
+) -> None:
+    seen = redacted(quoted(secret), [secret])
+
+    assert "n4ry" not in seen
+    assert "S3cr" not in seen
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from pgqueue.database.bounded import LOCK_TIMEOUT, STATEMENT_TIMEOUT, BoundedTra
 from pgqueue.database.callers import translated_errors
 from pgqueue.errors import (
     BatchNotFound,
+    DuplicateJob,
     JobNotFound,
     OptionError,
     PgQueueError,
@@ -219,6 +220,8 @@ class Dashboard:
                 words, status = str(error), error.status
             case SchemaError() | PoolTimeout():
                 words, status = str(error), 503
+            case DuplicateJob() if not asked.may("view_arguments"):
+                words, status = "another job holds its unique key; nothing was changed", 409
             case PgQueueError():
                 words, status = str(error), 404 if isinstance(error, NOT_FOUND) else 409
             case DBAPIError():

@@ -127,6 +127,15 @@ class Asked:
             tags=None if tags is None else frozenset(tags),
         )
 
+    def check_filter(self, which: JobFilter) -> None:
+        """Raises Refused for a filter that searches for what the user may not see."""
+        if which.names_arguments and not self.may("view_arguments"):
+            raise Refused(
+                "a filter by arguments, or by a key that is made from arguments, needs the right "
+                "view_arguments",
+                403,
+            )
+
     def check_queue(self, name: str) -> None:
         """Raises Refused for a queue that the user may not see."""
         if self.access.queues is not None and name not in self.access.queues:

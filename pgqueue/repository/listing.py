@@ -8,7 +8,7 @@ are read backwards from the newest row of ``jobs``.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple, TypedDict
@@ -109,6 +109,17 @@ class JobFilter:
     """Only jobs of one of these queues: those that a user may see."""
     tags: frozenset[str] | None = None
     """Only jobs with one of these tags: those that a user may see."""
+
+    @property
+    def names_arguments(self) -> bool:
+        """Whether a condition has values of arguments, such as a key that is made from them."""
+        return self != self.without_arguments()
+
+    def without_arguments(self) -> "JobFilter":
+        """The filter without the conditions that have values of arguments."""
+        key = self.limit_key
+        is_value = key is not None and key != name_of(key)
+        return replace(self, args=(), unique_key=None, limit_key=None if is_value else key)
 
     def words(self, table: sa.Table, id: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
         """The conditions, without the status, for a table with columns task and queue."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pgqueue.models import JobStatus
 from pgqueue.outcomes import AttemptEnd
+from pgqueue.redaction import MASK
 from pgqueue.repository.listing import Holder, JobDetails, LimitUse, PastAttempt
 from pgqueue.repository.waits import MOST_AHEAD
 from pgqueue.rules.limits import has_own_capacity, name_of, rate_in_words
@@ -212,8 +213,8 @@ def _resume(limit: LimitUse) -> str | None:
     name, _, values = limit.key.partition(" ")
     if not limit.is_set_for_key:
         return f"pgqueue set-limit {quote(name)} --reset"
-    if values.startswith("sha256:"):
-        return None  # of a secret or a long value
+    if values.startswith("sha256:") or MASK in values:
+        return None  # of a secret or a long value, or for a reader who may not see it
     return f"pgqueue resume --limit {quote(name)} --key {quote(values)}"
 
 

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any, ClassVar, Literal
 
 from pgqueue.errors import OptionError, TaskDefinitionError
+from pgqueue.redaction import MASK
 from pgqueue.rules.spans import exactly
 
 NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
@@ -133,6 +134,12 @@ def key_of(name: str, values: Sequence[Any], *, is_secret: bool) -> str:
 def name_of(key: str) -> str:
     """Return the name of the limit to which a key belongs: names have no spaces."""
     return key.partition(" ")[0]
+
+
+def without_values(key: str) -> str:
+    """Return a key with its values masked: they are values of arguments."""
+    name, space, _ = key.partition(" ")
+    return f"{name} {MASK}" if space else name
 
 
 def has_own_capacity(capacity: int, *, is_fair: bool) -> bool:

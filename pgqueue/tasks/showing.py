@@ -1,15 +1,20 @@
-"""What people may see of a job: secrets masked, and all arguments of a task that is not known."""
+"""What people may see of a job: secrets masked, and all arguments of a task that is not known.
+
+A unique key and the keys of limits are made from arguments, so they are shown and masked as these.
+"""
 
 from dataclasses import replace
 from typing import Any
 
-from pgqueue.redaction import MASK, redacted_data, secrets_among
+from pgqueue.redaction import MASK, redacted, redacted_data, secrets_among
 from pgqueue.repository.listing import NOT_YOURS, JobDetails
+from pgqueue.rules.limits import SEPARATOR
+from pgqueue.rules.limits import without_values as without_values_of_key
 from pgqueue.tasks.task import Task
 
 
 def without_values(job: JobDetails) -> JobDetails:
-    """Mask all arguments and the result.
+    """Mask all arguments, the keys that are made from them, and the result.
 
     For a job of an unknown task, which would say which of them are secret.  Errors were masked
     when they were stored, by a worker that had the task.
@@ -20,7 +25,19 @@ def without_values(job: JobDetails) -> JobDetails:
             columns[name] = dict.fromkeys(value, MASK)
         elif value not in (None, NOT_YOURS):
             columns[name] = MASK
-    return replace(job, columns=columns)
+    return without_keys(replace(job, columns=columns))
+
+
+def without_keys(job: JobDetails) -> JobDetails:
+    """Mask the unique key, and the values in the keys of limits."""
+    columns = dict(job.columns)
+    if columns["unique_key"] not in (None, NOT_YOURS):
+        columns["unique_key"] = MASK
+    if columns["limit_keys"] not in (None, NOT_YOURS):
+        keys = columns["limit_keys"].split(SEPARATOR)
+        columns["limit_keys"] = SEPARATOR.join(map(without_values_of_key, keys))
+    limits = [use._replace(key=without_values_of_key(use.key)) for use in job.limits]
+    return replace(job, columns=columns, limits=limits)
 
 
 def shown_arguments(args: Any, task: Task[..., Any] | None) -> Any:
@@ -53,4 +70,5 @@ def masked(job: JobDetails, task: Task[..., Any] | None) -> JobDetails:
     ]
     reason = redacted_data(job.wait.unreadable_reason, secrets=secrets)
     wait = job.wait._replace(unreadable_reason=reason)
-    return replace(job, columns=columns, past_attempts=past, wait=wait)
+    limits = [use._replace(key=redacted(use.key, secrets)) for use in job.limits]
+    return replace(job, columns=columns, past_attempts=past, wait=wait, limits=limits)

@@ -190,8 +190,7 @@ def _filter(asked: Asked, line: str) -> JobFilter:
         raise Refused(str(error)) from error
     if isinstance(which, int) or which == JobFilter():
         raise Refused("which jobs? give a filter with at least one condition")
-    if which.args and not asked.may("view_arguments"):
-        raise Refused("a filter by arguments needs the right view_arguments", 403)
+    asked.check_filter(which)
     try:
         bulk.check_arguments(asked.queue, which)
     except OptionError as error:

@@ -19,7 +19,7 @@ from pgqueue.repository.listing import NOT_YOURS, UNFINISHED, JobDetails, Listin
 from pgqueue.repository.trail import schedule_of, stretches, trail
 from pgqueue.repository.why import Kind, Name, why
 from pgqueue.tasks import Task
-from pgqueue.tasks.showing import masked, secrets_of, without_values
+from pgqueue.tasks.showing import masked, secrets_of, without_keys, without_values
 
 PAGES: dict[str, tuple[str, str | None]] = {
     Kind.JOB: ("job", "job_id"),
@@ -78,7 +78,8 @@ def shown(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> JobDeta
         for one in job.past_attempts
     ]
     if not asked.may("view_arguments"):
-        columns["args"] = None
+        job = without_keys(job)
+        columns = {**job.columns, "args": None}
     if not asked.may("view_results"):
         columns["result"] = None
         past = [attempt._replace(traceback=None) for attempt in past]

@@ -176,8 +176,7 @@ def _with_condition(asked: Asked, line: str) -> str:
 
 def _check_arguments(asked: Asked, which: JobFilter) -> None:
     """Refuse to search for what the user may not see."""
-    if which.args and not asked.may("view_arguments"):
-        raise Refused("a filter by arguments needs the right view_arguments", 403)
+    asked.check_filter(which)
     secret = {name for task in asked.queue.tasks.values() for name in task.settings.secret_args}
     if hidden := sorted({name for name, _ in which.args} & secret):
         raise Refused(f"argument {hidden[0]} is secret: no filter finds it", 403)

@@ -95,6 +95,7 @@ def entry(
         command=f"pgqueue log --before {(action.id or 0) + 1} --limit 1",
         action=action,
         target=_target(asked, action),
+        line=_line(asked, action),
         error=errors_of(asked, [fingerprint]).get(fingerprint),
         options=options_in_words(action),
         of=_of(action),
@@ -171,6 +172,16 @@ def errors_of(asked: Asked, fingerprints: Iterable[int | None]) -> Mapping[Any, 
 
 def _target(asked: Asked, action: Action) -> str:
     return bulk.target_in_words(action, show_arguments=asked.may("view_arguments"))
+
+
+def _line(asked: Asked, action: Action) -> str:
+    """The filter of an action, for a link; empty without one that the user may search by."""
+    try:
+        which = bulk.filter_from(action.target["filter"])
+    except (KeyError, OptionError):  # code of another version has written it
+        return ""
+    may_search = asked.may("view_arguments") or not which.names_arguments
+    return line_of(which) if may_search else ""
 
 
 def _endpoint(asked: Asked, action: Action) -> str | None:

@@ -171,7 +171,7 @@ def queues(asked: Asked) -> Page:
         rows = asked.part("the queues", partial(read_queues, asked))
     if not asked.access.is_limited:
         limits = asked.part("the limits", partial(_read_limits, asked))
-    name = asked.text("limit")
+    name, may_see_keys = asked.text("limit"), asked.may("view_arguments")
     return Page(
         "queues.html",
         title="Queues",
@@ -179,7 +179,14 @@ def queues(asked: Asked) -> Page:
         rows=None if rows is None else rows.busiest(MOST_QUEUES),
         left=0 if rows is None else max(len(rows.queues) - MOST_QUEUES, 0),
         limits=limits,
-        chosen=next((row for row in limits or () if row.state.name == name), None),
+        chosen=next(
+            (
+                row
+                for row in limits or ()
+                if row.state.name == name and (may_see_keys or not row.key)
+            ),
+            None,
+        ),
     )
 
 
