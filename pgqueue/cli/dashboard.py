@@ -7,6 +7,7 @@ import click
 
 from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.options import on_app
+from pgqueue.errors import OptionError
 
 USER, PASSWORD = "PGQUEUE_DASHBOARD_USER", "PGQUEUE_DASHBOARD_PASSWORD"  # names
 
@@ -20,6 +21,16 @@ USER, PASSWORD = "PGQUEUE_DASHBOARD_USER", "PGQUEUE_DASHBOARD_PASSWORD"  # names
     help=f"A file with the password; else it is that of {PASSWORD}.",
 )
 @click.option("--insecure", is_flag=True, help="Ask for no password; on a loopback address only.")
+@click.option(
+    "--public-host",
+    "public_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="The name of the site, if a proxy on this machine stands before it.",
+)
+@click.option(
+    "--url-prefix", default="", metavar="PATH", help="Where it is on that site, e.g. /ops/jobs."
+)
 @click.option("--environment", default="", help="A word shown on each page, e.g. production.")
 @on_app
 def dashboard(
@@ -28,6 +39,8 @@ def dashboard(
     port: int,
     password_file: Path | None,
     insecure: bool,
+    public_hosts: tuple[str, ...],
+    url_prefix: str,
     environment: str,
 ) -> None:
     """Serve the dashboard, until Ctrl-C.
@@ -39,7 +52,7 @@ def dashboard(
     Example:  pgqueue --app shop.jobs:queue dashboard --insecure
     """
     try:
-        from pgqueue.dashboard.serving import is_loopback, serve
+        from pgqueue.dashboard.serving import check_options, is_loopback, serve
     except ImportError as error:
         raise click.ClickException(
             f"The dashboard needs {error.name}: install sqlalchemy-pgqueue[dashboard]"
@@ -47,13 +60,18 @@ def dashboard(
     password = os.environ.get(PASSWORD)
     if password_file is not None:
         password = password_file.read_text().rstrip("\r\n")
-    if insecure and not is_loopback(host):
-        raise click.UsageError(f"--insecure is for a loopback address, and {host} is none")
+    if insecure and (public_hosts or not is_loopback(host)):
+        where = f"--public-host {public_hosts[0]}" if public_hosts else host
+        raise click.UsageError(f"--insecure is for a loopback address, and {where} is none")
     if not password and not insecure:
         raise click.UsageError(
             f"Which password? Set {PASSWORD}, or give --password-file; on your own machine "
             "--insecure asks for none"
         )
+    try:
+        check_options(host, None if insecure else password, public_hosts, url_prefix)
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error
     queue = given.application()
     try:
         serve(
@@ -62,6 +80,8 @@ def dashboard(
             port=port,
             user=os.environ.get(USER) or "operator",
             password=None if insecure else password,
+            public_hosts=public_hosts,
+            url_prefix=url_prefix,
             environment=environment,
             around=queue.around_ticks(),
             on_start=lambda address: click.echo(f"The dashboard is at {address}"),

@@ -3,8 +3,8 @@
 It knows no web framework: a door passes it a Werkzeug request, and returns its response.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import cache
 from threading import Lock
@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from werkzeug import Request, Response
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import Map, MapAdapter, Rule
 
 from pgqueue import redaction, schema
@@ -24,6 +24,7 @@ from pgqueue.dashboard.pages import ROUTES
 from pgqueue.dashboard.protection import HEADERS, LARGEST_BODY, Tokens, is_foreign
 from pgqueue.dashboard.rendering import render, static_files
 from pgqueue.dashboard.routing import (
+    CONVERTERS,
     Answer,
     Asked,
     Done,
@@ -32,7 +33,12 @@ from pgqueue.dashboard.routing import (
     Refused,
     Route,
 )
-from pgqueue.database.bounded import LOCK_TIMEOUT, STATEMENT_TIMEOUT, BoundedTransactions
+from pgqueue.database.bounded import (
+    LOCK_TIMEOUT,
+    NO_RIGHT,
+    STATEMENT_TIMEOUT,
+    BoundedTransactions,
+)
 from pgqueue.database.callers import translated_errors
 from pgqueue.errors import (
     BatchNotFound,
@@ -57,13 +63,27 @@ logger = redaction.logger(__name__)
 Authorize = Callable[[Request], Access | Response | None]
 
 NOT_FOUND = (JobNotFound, BatchNotFound, ScheduleNotFound, UnknownTask)
-TOO_LATE = {
-    LOCK_TIMEOUT: "another transaction has locked what this page needs; nothing was changed, and "
-    "you can try again",
-    STATEMENT_TIMEOUT: "this has taken longer than two seconds, and was stopped; nothing was "
-    "changed",
+REFUSALS = {
+    LOCK_TIMEOUT: (
+        "another transaction has locked what this page needs; nothing was changed, and you can try "
+        "again",
+        503,
+    ),
+    STATEMENT_TIMEOUT: (
+        "this has taken longer than two seconds, and was stopped; nothing was changed",
+        503,
+    ),
+    NO_RIGHT: ("the database role of the dashboard does not have the right to do this", 403),
 }
-"""By the code of an error of PostgreSQL, what the page says."""
+"""By the code of an error of PostgreSQL, what the page says, and its status."""
+BY_A_RULE = ("P0", "23")
+"""How the codes begin by which triggers and constraints refuse a change."""
+NO_ANSWER = "the database did not answer; the log of the server says why"
+"""Other errors name the server, its address, the role or the database."""
+COMES_BACK = 10
+"""Seconds after which the browser asks again for a page that was not available."""
+LONGEST_TURN = 0.25
+"""Seconds that a slow page waits for another one."""
 STATIC = "static_file"
 YEAR = 365 * 24 * 3600
 FOR_EVER = "public, max-age=31536000, immutable"
@@ -102,6 +122,7 @@ class Dashboard:
         self._secret = secret
         self._transactions: WeakKeyDictionary[Engine, BoundedTransactions] = WeakKeyDictionary()
         self._lock = Lock()
+        self._slow = Lock()
         self.around: Callable[[], AbstractContextManager[object]] = nullcontext
         """The context manager around each request that comes by :attr:`wsgi`."""
 
@@ -135,7 +156,12 @@ class Dashboard:
         return response
 
     def _answered(self, request: Request, adapter: MapAdapter) -> Response:
-        endpoint, values = adapter.match(method=request.method)
+        endpoint, unknown = "", None
+        values: Mapping[str, Any] = {}
+        try:
+            endpoint, values = adapter.match(method=request.method)
+        except (NotFound, MethodNotAllowed) as error:
+            unknown = error
         if endpoint == STATIC:
             return _static(**values)
         access = self._access(request)
@@ -143,6 +169,8 @@ class Dashboard:
             return access
         asked = Asked(self.queue, access, request, adapter, self._bounded)
         try:
+            if unknown is not None:
+                raise _no_page(unknown)
             answer = self._checked(asked, _routes()[endpoint], values)
             response = self._response(asked, answer)
             asked.finish()
@@ -173,8 +201,24 @@ class Dashboard:
             raise Refused(f"this needs the right {route.right!r}, which you do not have", 403)
         if route.method == "POST":
             self._check_form(asked)
-        with translated_errors():
+        with translated_errors(), self._turn(route):
             return route.answer(asked, **values)
+
+    @contextmanager
+    def _turn(self, route: Route) -> Iterator[None]:
+        """One slow page at a time, so that connections and threads are left for others.
+
+        Raises Refused if another one takes longer.
+        """
+        if not route.is_slow:
+            yield
+            return
+        if not self._slow.acquire(timeout=LONGEST_TURN):
+            raise Refused("another preview is being counted; try again in a moment", 503)
+        try:
+            yield
+        finally:
+            self._slow.release()
 
     def _check_form(self, asked: Asked) -> None:
         request = asked.request
@@ -191,12 +235,19 @@ class Dashboard:
         if isinstance(answer, Done):
             to = answer.to
             if answer.words:
-                to += f"{'&' if '?' in to else '?'}message={self._tokens.message(answer.words)}"
+                message = self._tokens.message(answer.words, asked.access.user)
+                to += f"{'&' if '?' in to else '?'}message={message}"
             response = Response(status=303, headers={"Location": to})
             for name, value in answer.cookies.items():
                 path = asked.url("you").removesuffix("you")
                 response.set_cookie(
-                    name, value, max_age=YEAR, path=path, httponly=True, samesite="Lax"
+                    name,
+                    value,
+                    max_age=YEAR,
+                    path=path,
+                    secure=asked.request.is_secure,
+                    httponly=True,
+                    samesite="Lax",
                 )
             return response
         if isinstance(answer, Download):
@@ -215,9 +266,10 @@ class Dashboard:
 
     def _refusal(self, asked: Asked, error: Exception) -> Response:
         """The page for a request that was not answered; what it had changed is undone."""
+        headers: Mapping[str, str] = {}
         match error:
             case Refused():
-                words, status = str(error), error.status
+                words, status, headers = str(error), error.status, error.headers
             case SchemaError() | PoolTimeout():
                 words, status = str(error), 503
             case DuplicateJob() if not asked.may("view_arguments"):
@@ -227,20 +279,32 @@ class Dashboard:
             case DBAPIError():
                 logger.warning("a page of the dashboard: %s", error.orig)
                 state = getattr(error.orig, "sqlstate", None) or ""
-                told = f"the database did not answer: {str(error.orig).partition(chr(10))[0]}"
-                words, status = TOO_LATE.get(state, told), 503
+                words, status = REFUSALS.get(state, (NO_ANSWER, 503))
+                if state.startswith(BY_A_RULE):
+                    words = f"the database refused: {str(error.orig).partition(chr(10))[0]}"
             case _:
                 logger.exception("a page of the dashboard has failed", exc_info=error)
                 words, status = "this page has failed; the log of the server says why", 500
         title = "Refused" if status < 500 else "Not available"
-        page = Page("refused.html", title=title, status=status, words=redaction.redacted(words))
-        return self._html(asked, page, now=datetime.now(UTC))
+        is_form = asked.request.method == "POST"
+        page = Page(
+            "refused.html",
+            title=title,
+            status=status,
+            words=redaction.redacted(words),
+            again="" if is_form or status < 500 else asked.here(),
+        )
+        response = self._html(asked, page, now=datetime.now(UTC))
+        response.headers.update(headers)
+        if page.variables["again"] and status == 503 and is_live(asked.request):
+            response.headers["Refresh"] = str(COMES_BACK)
+        return response
 
     def _html(
         self, asked: Asked, page: Page, *, now: datetime, failures: str | None = None
     ) -> Response:
         """``failures``: the number beside the page Failures; none is shown if nothing fails."""
-        notice = self._tokens.words(asked.request.args.get("message", ""))
+        notice = self._tokens.words(asked.request.args.get("message", ""), asked.access.user)
         variables = {
             "asked": asked,
             "pages": _routes(),
@@ -251,7 +315,7 @@ class Dashboard:
             "csrf_token": self._tokens.form(asked.access.user),
             "environment": self.environment,
             "theme": asked.request.cookies.get("pgqueue_theme", ""),
-            "is_live": asked.request.cookies.get("pgqueue_live", "on") != "off",
+            "is_live": is_live(asked.request),
             "notice": notice,
             "title": page.title,
             "command": asked.shell(page.command),
@@ -307,7 +371,21 @@ def _map() -> Map:
     """The addresses of all routes."""
     rules = [Rule(route.rule, endpoint=route.endpoint, methods=[route.method]) for route in ROUTES]
     static = Rule("/static/<digest>/<path:name>", endpoint=STATIC, methods=["GET"])
-    return Map([*rules, static], strict_slashes=False)
+    # Without merge_slashes: it answers by an absolute address, made from the header Host.
+    return Map([*rules, static], converters=CONVERTERS, strict_slashes=False, merge_slashes=False)
+
+
+def _no_page(unknown: HTTPException) -> Refused:
+    if isinstance(unknown, MethodNotAllowed):
+        allowed = ", ".join(sorted(unknown.valid_methods or ()))
+        words = f"this address does not answer this method, but {allowed}; nothing was changed"
+        return Refused(words, 405, {"Allow": allowed})
+    return Refused("there is no page with this address", 404)
+
+
+def is_live(request: Request) -> bool:
+    """Whether pages refresh themselves, as the user has chosen."""
+    return request.cookies.get("pgqueue_live", "on") != "off"
 
 
 def _static(digest: str, name: str) -> Response:

@@ -14,7 +14,8 @@ HEADERS = {
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # With no-referrer, browsers send forms over plain HTTP with `Origin: null`.
+    "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
@@ -38,16 +39,18 @@ class Tokens:
         except BadSignature:
             return False
 
-    def message(self, words: str) -> str:
-        """A message for the next page, as text for its address."""
-        return str(self._messages.dumps(words))
+    def message(self, words: str, user: str) -> str:
+        """A message for the next page of this user, as text for its address."""
+        return str(self._messages.dumps([user, words]))
 
-    def words(self, message: str) -> str | None:
-        """The words of such a message; None if it is another text, or older than a minute."""
+    def words(self, message: str, user: str) -> str | None:
+        """The words of such a message; None if it is another text, older than a minute, or for
+        another user."""
         try:
-            return str(self._messages.loads(message, max_age=MESSAGE_AGE))
-        except BadSignature:
+            of, words = self._messages.loads(message, max_age=MESSAGE_AGE)
+        except (BadSignature, TypeError, ValueError):
             return None
+        return str(words) if of == user else None
 
 
 def is_foreign(request: Request) -> bool:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal, NoReturn, TypeVar
+from urllib.parse import unquote
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from werkzeug import Request
-from werkzeug.routing import MapAdapter
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import BaseConverter, IntegerConverter, Map, MapAdapter, ValidationError
 
 from pgqueue.dashboard.access import VIEW, Access
 from pgqueue.database.bounded import LOCK_TIMEOUT, STATEMENT_TIMEOUT, BoundedTransactions
@@ -29,12 +31,50 @@ MOST_IDS = 200
 _COMMAND = re.compile("(?:^|(?<=; ))pgqueue (--app [^ ]+ )?")
 
 
+class _Number(IntegerConverter):
+    """An id in an address; a number that PostgreSQL does not have is no address."""
+
+    def __init__(self, map: Map, signed: bool = False) -> None:
+        super().__init__(map, signed=signed, min=-LARGEST - 1 if signed else 0, max=LARGEST)
+
+    def to_python(self, value: str) -> int:
+        if len(value) > len(str(LARGEST)) + 1:
+            raise ValidationError
+        return int(super().to_python(value))
+
+
+class _TaskName(BaseConverter):
+    """The name of a task as one part of an address, also of one named ``a/b`` or ``..``.
+
+    ``~`` and two digits stand for a character that browsers or proxies would take for structure.
+    """
+
+    part_isolating = True
+
+    def to_python(self, value: str) -> str:
+        name = unquote(value.replace("%", "%25").replace("~", "%"))
+        if "\0" in name or "\ufffd" in name:
+            raise ValidationError
+        return name
+
+    def to_url(self, value: str) -> str:
+        odd = "~/\\" + ("." if value in (".", "..") else "")
+        name = "".join(f"~{ord(one):02X}" if one in odd else one for one in value)
+        return str(super().to_url(name))
+
+
+CONVERTERS = {"int": _Number, "task": _TaskName}
+
+
 class Refused(Exception):
     """A request that is not answered; the page shows these words, and nothing is changed."""
 
-    def __init__(self, words: str, status: int = 400) -> None:
+    def __init__(
+        self, words: str, status: int = 400, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(words)
         self.status = status
+        self.headers = headers or {}
 
 
 class Page:
@@ -86,6 +126,8 @@ class Route:
     answer: Callable[..., Answer]
     method: Literal["GET", "POST"] = "GET"
     right: str = VIEW
+    is_slow: bool = False
+    """Whether it may read many jobs, so that one user could keep all others waiting."""
 
     @property
     def endpoint(self) -> str:
@@ -274,7 +316,10 @@ class Asked:
     def here(self, /, **values: Any) -> str:
         """The address of this page with other parameters; those that are None are left out."""
         kept = {name: value for name, value in self.request.args.items() if name != "message"}
-        endpoint, of_path = self._adapter.match()
+        try:
+            endpoint, of_path = self._adapter.match()
+        except HTTPException:  # there is no such page
+            return self._adapter.script_name
         return self.url(endpoint, **{**kept, **of_path, **values})
 
     def back(self) -> str:

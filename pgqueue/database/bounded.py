@@ -21,6 +21,7 @@ LONGEST_WAIT = 2.0
 STATEMENT_TIMEOUT = "57014"
 LOCK_TIMEOUT = "55P03"
 """The codes of the errors at these limits."""
+NO_RIGHT = "42501"
 
 LIMITS = {
     "statement_timeout": 2000,

@@ -128,6 +128,38 @@ def test_every_response_has_the_headers(queue: PgQueue, address: str) -> None:
     assert {name: response.headers[name] for name in HEADERS} == HEADERS
 
 
+@pytest.mark.parametrize(
+    "address", ["/nowhere", "/jobs/99999999999999999999", f"/log/{'9' * 5000}"]
+)
+def test_an_address_without_a_page_is_refused_in_the_frame(queue: PgQueue, address: str) -> None:
+    words = Visitor(queue).text(address, status=404)
+    assert "there is no page with this address" in words
+    assert "Overview Failures Jobs" in words
+
+
+@pytest.mark.parametrize("address", ["//you", "/jobs//1", "//evil.example/jobs"])
+def test_two_slashes_lead_to_no_address_of_the_host_header(queue: PgQueue, address: str) -> None:
+    answer = Visitor(queue).client.open(base_url="http://evil.example", path=address)
+    assert answer.status_code in (200, 404)
+    assert "Location" not in answer.headers
+
+
+def test_a_message_is_for_its_user_only(queue: PgQueue) -> None:
+    to = Visitor(queue, user="ann").post("/queues/pause", {"queue": "mail"}).headers["Location"]
+    assert "paused queue mail" in Visitor(queue, user="ann").text(to)
+    assert "paused queue mail" not in Visitor(queue, user="bob").text(to)
+
+
+def test_an_error_of_the_database_does_not_say_where_it_is() -> None:
+    gone = PgQueue("postgresql://me:secret@127.0.0.1:1/away", secret=SECRET)
+    answer = Visitor(gone).get("/workers")
+    assert answer.status_code == 503
+    assert "the database did not answer" in answer.text
+    assert "127.0.0.1" not in answer.text
+    assert 'href="/workers"' in answer.text.partition("</nav>")[2], "Try again"
+    assert answer.headers["Refresh"] == "10"
+
+
 def test_a_large_form_is_refused(queue: PgQueue) -> None:
     response = Visitor(queue).post("/you/choose", {"theme": "dark", "back": "x" * 300_000})
     assert response.status_code == 413

@@ -9,7 +9,10 @@ from sqlalchemy import Engine, text
 from visitor import Visitor
 
 from chaos.interleavings.logical_workers import execute
+from chaos.workers import wait_until
+from pgqueue.dashboard import dashboard
 from pgqueue.dashboard.pages import ROUTES
+from pgqueue.database.bounded import READ_ONLY
 from pgqueue.repository.tables import jobs
 
 TABLES = [table.name for table in jobs.metadata.tables.values()]
@@ -89,6 +92,36 @@ def test_many_viewers_share_two_connections(shop: Shop) -> None:
     assert len(statuses) == 12
     assert {*statuses} <= {200, 503}
     assert ann.get("/jobs").status_code == 200, "no connection is lost"
+
+
+def test_one_slow_preview_at_a_time_so_that_others_find_a_connection(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("lock_timeout", "statement_timeout"):
+        monkeypatch.setitem(READ_ONLY, limit, 60_000)
+    monkeypatch.setattr(dashboard, "LONGEST_TURN", 0)
+    ann, first = Visitor(shop.queue), list[int]()
+    ann.get("/you")
+    preview = "/actions/preview?action=requeue&q=status:failed+tag:x"
+    with shop.engine.begin() as other:
+        other.execute(text("LOCK TABLE pgqueue.dead_letters IN ACCESS EXCLUSIVE MODE"))
+        looks = threading.Thread(target=lambda: first.append(ann.get(preview).status_code))
+        looks.start()
+        wait_until(lambda: is_waiting(shop.engine))
+        second = ann.client.get(preview)
+    looks.join(60)
+
+    assert second.status_code == 503
+    assert "another preview is being counted" in second.text
+    assert first == [200]
+    assert ann.get(preview).status_code == 200
+
+
+def is_waiting(engine: Engine) -> bool:
+    with engine.connect() as connection:
+        return bool(
+            connection.scalar(text("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"))
+        )
 
 
 def test_a_database_that_is_away_is_said_and_found_again(shop: Shop) -> None:

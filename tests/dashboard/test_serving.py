@@ -3,17 +3,18 @@
 import base64
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
@@ -56,11 +57,14 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, url: str) -> Iterator[Served]:
+def served(
+    folder: Path, url: str, *options: str, password: str = "open sesame"
+) -> Iterator[Served]:
     """A dashboard, stopped by Ctrl-C."""
     (folder / "shop_app.py").write_text(APP)
     command = [sys.executable, "-m", "pgqueue", "--app", "shop_app:queue", "dashboard", "--port=0"]
-    environment = {"SHOP_URL": url, "PGQUEUE_DASHBOARD_PASSWORD": "open sesame", "PATH": ""}
+    command += options
+    environment = {"SHOP_URL": url, "PGQUEUE_DASHBOARD_PASSWORD": password, "PATH": ""}
     process = subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -169,15 +173,92 @@ def test_nobody_gets_in_by_default(options: tuple[str, ...], words: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--public-host", "ops.example"), "the password has 5 characters"),
+        (("--host", "0.0.0.0"), "the password has 5 characters"),
+        (("--public-host", "https://ops.example"), "without scheme and port"),
+        (("--url-prefix", "jobs"), "give a path such as /ops/jobs"),
+        (("--public-host", "ops.example", "--insecure"), "--insecure is for a loopback address"),
+    ],
+)
+def test_an_option_that_opens_the_dashboard_or_names_nothing_is_refused(
+    options: tuple[str, ...], words: str
+) -> None:
+    environment = {"PGQUEUE_DASHBOARD_PASSWORD": "right"}
+    command = ["--app", "shop_app:queue", "dashboard", *options]
+    result = CliRunner().invoke(main, command, env=environment)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+@pytest.mark.parametrize(
     ("user", "password"), [("operator", "wrong"), ("admin", "right"), ("operator", "")]
 )
-def test_a_wrong_password_is_refused_and_takes_a_while(
-    database_url: str, user: str, password: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serving, "DELAY", 0.0)
-    client = _client(database_url, "right", is_local=False)
+def test_a_wrong_password_is_refused(database_url: str, user: str, password: str) -> None:
+    client = _client(database_url, "right")
     assert client.get("/you", headers=basic(user, password)).status_code == 401
     assert client.get("/you", headers=basic("operator", "right")).status_code == 200
+
+
+def test_who_guesses_passwords_delays_nobody_else(database_url: str) -> None:
+    client = _client(database_url, "right")
+    guess = {"headers": basic("operator", "wrong"), "environ_base": {"REMOTE_ADDR": "192.0.2.7"}}
+
+    answers = [client.get("/you", **guess) for _ in range(serving.FREE_GUESSES + 3)]
+
+    statuses = [answer.status_code for answer in answers]
+    assert statuses == [401] * serving.FREE_GUESSES + [429] * 3
+    assert answers[-1].headers["Retry-After"] == "60"
+    assert client.get("/you", headers=basic("operator", "right")).status_code == 200
+    assert client.get("/you", headers=basic("operator", "wrong")).status_code == 401
+
+
+def test_a_wrong_password_is_forgotten_and_the_list_of_addresses_has_an_end() -> None:
+    guesses = serving.Guesses()
+    first = [guesses.are_too_many("192.0.2.7", 0.0) for _ in range(serving.FREE_GUESSES + 1)]
+    assert first[-2:] == [False, True]
+    assert not guesses.are_too_many("192.0.2.7", serving.GUESSES_FOR)
+    for number in range(serving.MOST_ADDRESSES + 1):
+        guesses.are_too_many(str(number), 1.0)
+    assert len(guesses._by_address) == serving.MOST_ADDRESSES
+
+
+def test_a_large_body_is_refused_before_it_is_read(tmp_path: Path, database_url: str) -> None:
+    with served(tmp_path, database_url) as server:
+        host, port = server.address.removeprefix("http://").rstrip("/").split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            head = f"POST /you/choose HTTP/1.1\r\nHost: {host}\r\nContent-Length: 500000000\r\n\r\n"
+            connection.sendall(head.encode())
+            answer = connection.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+def test_the_dashboard_has_a_public_name_and_a_prefix_behind_a_proxy(
+    tmp_path: Path, database_url: str
+) -> None:
+    options = ("--public-host", "ops.example", "--url-prefix", "/ops/jobs")
+    with served(tmp_path, database_url, *options, password="long enough for all") as server:
+        asked = basic("operator", "long enough for all") | {
+            "Host": "ops.example",
+            "X-Forwarded-Proto": "https",
+            "X-Forwarded-For": "192.0.2.7",
+        }
+        connection = HTTPConnection(urlsplit(server.address).netloc, timeout=60)
+        connection.request("GET", "/ops/jobs/you", headers=asked)
+        page = connection.getresponse().read().decode()
+        form = {"csrf": TOKEN.search(page)[1], "theme": "dark"}  # type: ignore[index]
+        headers = asked | {
+            "Origin": "https://ops.example",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        connection.request("POST", "/ops/jobs/you/choose", urlencode(form), headers)
+        answer = connection.getresponse()
+    assert server.address.endswith("/ops/jobs/")
+    assert 'href="/ops/jobs/jobs"' in page
+    assert answer.status == 303
+    assert answer.headers["Location"] == "/ops/jobs/"
+    assert "Secure" in answer.headers["Set-Cookie"]
 
 
 @pytest.mark.parametrize(
@@ -187,10 +268,10 @@ def test_a_wrong_password_is_refused_and_takes_a_while(
 def test_on_loopback_another_host_name_is_refused(
     database_url: str, host: str, status: int
 ) -> None:
-    client = _client(database_url, None, is_local=True)
+    client = _client(database_url, None, hosts=serving.LOOPBACK)
     assert client.get("/you", headers={"Host": host}).status_code == status
 
 
-def _client(url: str, password: str | None, *, is_local: bool) -> Client:
-    door = serving.Door("operator", password, is_local=is_local)
+def _client(url: str, password: str | None, *, hosts: Collection[str] | None = None) -> Client:
+    door = serving.Door("operator", password, hosts=hosts)
     return Client(Dashboard(PgQueue(url), authorize=door, secret="s").wsgi)

@@ -1,6 +1,8 @@
 """The pages of tasks: how often each ran, failed and waited, and how one is paused."""
 
+import re
 import time
+from html import escape, unescape
 from typing import Any
 
 import pytest
@@ -107,3 +109,18 @@ def test_a_task_that_nobody_knows_is_not_found(queue: PgQueue) -> None:
 
 def test_without_tasks_the_page_says_what_makes_one(engine: Engine) -> None:
     assert "No task has run." in Visitor(PgQueue(engine, secret=SECRET)).text("/tasks")
+
+
+@pytest.mark.parametrize(
+    "name", ["/x", ".", "..", "a/enqueue", "a~b", "a%2Fb", "50%", "ä?#", "pause"]
+)
+def test_a_task_of_any_name_has_its_pages(queue: PgQueue, name: str) -> None:
+    queue.task(name=name)(lambda: None)
+    del queue.tasks["send"], queue.tasks["idle"]
+    visitor = Visitor(queue)
+    href = re.search(r'href="(/tasks/[^"]+)"', visitor.get("/tasks").text)
+    assert href is not None
+    address = unescape(href[1])
+
+    assert f"<h1>{escape(name)}</h1>" in visitor.get(address).text
+    assert f"<h1>Enqueue {escape(name)}</h1>" in visitor.get(f"{address}/enqueue").text

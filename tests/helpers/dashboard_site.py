@@ -15,11 +15,13 @@ from werkzeug.test import Client
 from pgqueue import PgQueue
 from pgqueue.dashboard import RIGHTS, Access, Dashboard
 from pgqueue.dashboard.pages import ROUTES
+from pgqueue.dashboard.routing import CONVERTERS
 
 LINK = re.compile(r'<a [^>]*href="([^"#]+)')
 MOST_OF_A_KIND = 2
 PAGES = Map(
     [Rule(each.rule, endpoint=each.endpoint) for each in ROUTES if each.method == "GET"],
+    converters=CONVERTERS,
     strict_slashes=False,
 )
 

@@ -306,6 +306,8 @@ class TestDashboard:
                 assert visitor.get(route.rule).status_code in (200, 400), route.rule
         for page in (f"/jobs/{ids[0]}", f"/tasks/{fail.name}"):
             assert visitor.get(page).status_code == 200, page
+        by_argument = visitor.text(f"/jobs?q=task:{fail.name}+arg.number:1", status=403)
+        assert "the database role of the dashboard does not have the right" in by_argument
         changes: dict[str, dict[str, str]] = {
             "/queues/pause": {"queue": "mail"},
             "/queues/resume": {"queue": "mail"},

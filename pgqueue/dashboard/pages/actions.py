@@ -220,7 +220,7 @@ def _words(action: str) -> str:
 
 
 ROUTES = [
-    Route("/actions/preview", preview_action),
+    Route("/actions/preview", preview_action, is_slow=True),
     Route("/actions/requeue", act_requeue, method="POST", right="requeue"),
     Route("/actions/cancel", act_cancel, method="POST", right="cancel"),
 ]

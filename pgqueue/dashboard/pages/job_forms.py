@@ -268,6 +268,6 @@ def _enqueue_page(
 ROUTES = [
     Route("/jobs/<int:job_id>/edit", edit_job, right="edit"),
     Route("/jobs/<int:job_id>/change", change_job, method="POST", right="edit"),
-    Route("/tasks/<path:name>/enqueue", enqueue_form, right="enqueue"),
-    Route("/tasks/<path:name>/enqueue", enqueue_job, method="POST", right="enqueue"),
+    Route("/tasks/<task:name>/enqueue", enqueue_form, right="enqueue"),
+    Route("/tasks/<task:name>/enqueue", enqueue_job, method="POST", right="enqueue"),
 ]

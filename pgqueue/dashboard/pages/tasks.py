@@ -159,7 +159,7 @@ def _task(asked: Asked) -> str:
 
 ROUTES = [
     Route("/tasks", tasks),
-    Route("/tasks/<path:name>", task),
+    Route("/tasks/<task:name>", task),
     Route("/tasks/pause", pause_task, method="POST", right="pause"),
     Route("/tasks/resume", resume_task, method="POST", right="pause"),
 ]
