@@ -96,6 +96,10 @@ class SchemaTooNew(SchemaError):
     """The tables are newer than this version of pgqueue supports."""
 
 
+class RowsHidden(SchemaError):
+    """Row security hides rows of the pgqueue tables from the role; nothing was changed."""
+
+
 class WorkerBroken(PgQueueError, RuntimeError):
     """A thread of the worker has ended because of a bug in pgqueue.  Restart the worker."""
 

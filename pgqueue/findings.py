@@ -31,6 +31,7 @@ from pgqueue.repository.health import (
 from pgqueue.repository.limits import Limits
 from pgqueue.repository.nodes import read_number
 from pgqueue.repository.queue_minutes import FirstDue, LastCount
+from pgqueue.repository.row_security import filtered_tables, remedy
 from pgqueue.repository.schedules import ScheduleState
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules import admission
@@ -349,6 +350,18 @@ def of_server(queue: PgQueue, health: Health) -> Iterator[Finding]:
     yield from of_transactions(health)
     yield from _server_limits(queue.tasks.values(), health)
     yield from of_notifications(health.notification_queue_usage())
+
+
+def of_row_security(session: Session) -> Iterator[Finding]:
+    """Our tables that hide rows from roles that may read them."""
+    for table, roles in filtered_tables(session):
+        if roles:
+            yield Finding(
+                Level.WARNING,
+                "row security",
+                f"on for {SCHEMA}.{table}: it hides rows from {', '.join(roles[:SHOWN])}, and "
+                f"pgqueue does nothing for a role that does not see all rows; {remedy(roles[0])}",
+            )
 
 
 def of_tables(tables: Iterable[TableHealth]) -> Iterator[Finding]:

@@ -60,6 +60,11 @@ def test_only_the_database_package_commits() -> None:
     assert found_in(commits_in, but=("database", *DOORS)) == {}
 
 
+def test_no_statement_deletes_because_a_join_was_empty() -> None:
+    """A row may be hidden: a function that deletes what lacks another row asks ``sees_all``."""
+    assert found_in(deletes_what_lacks_a_row, but=()) == {}
+
+
 def test_the_arguments_of_a_job_cross_ten_files_at_most() -> None:
     """The page lists the files; the code between them and around them carries jobs as a whole."""
     page = (PACKAGE.parent / "docs" / "explanation" / "architecture.md").read_text("utf-8")
@@ -83,6 +88,8 @@ def test_what_the_laws_look_for_is_found() -> None:
     )
 
     assert list(sql_in(tree)) == ["SET LOCAL "]
+    deleting = "def drop():\n    return sa.delete(leases).where(~sa.exists(workers))"
+    assert list(deletes_what_lacks_a_row(ast.parse(deleting))) == ["drop"]
     assert list(calls_in(tree)) == ["connection.commit"]
 
 
@@ -142,6 +149,26 @@ def commits_in(tree: ast.Module) -> Iterator[str]:
 def async_imports(tree: ast.Module) -> Iterator[str]:
     names = imports_at_run_time(tree)
     return (name for name in names if f"{name}.".startswith("sqlalchemy.ext.asyncio."))
+
+
+def deletes_what_lacks_a_row(tree: ast.Module) -> Iterator[str]:
+    """Functions that build a DELETE and the condition that some row is missing."""
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            calls = list(calls_in(ast.Module(node.body, [])))
+            deletes = {"sa.delete", "delete_unlocked"} & {*calls}
+            lacks = any(
+                # Of a column, it is no question for rows.
+                isinstance(each, ast.UnaryOp)
+                and isinstance(each.op, ast.Invert)
+                and not isinstance(each.operand, ast.Attribute)
+                for each in ast.walk(node)
+            )
+            lacks = lacks or any(
+                call.endswith((".outerjoin", ".scalar_subquery().is_", ".not_in")) for call in calls
+            )
+            if deletes and lacks and not {"sees_all", "has_message_or_lease"} & {*calls}:
+                yield node.name
 
 
 def reads_args(tree: ast.Module) -> bool:

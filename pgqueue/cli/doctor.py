@@ -16,6 +16,7 @@ from pgqueue.findings import (
     Level,
     of_jobs,
     of_nodes,
+    of_row_security,
     of_server,
     of_settings,
     of_tables,
@@ -70,6 +71,7 @@ def _end(findings: Sequence[Finding], *, as_json: bool, is_of_one: bool = True) 
 
 def _of_rows(queue: PgQueue, session: Session) -> Iterator[Finding]:
     """What the tables tell; nothing more if they cannot be read."""
+    yield from of_row_security(session)
     try:
         schema.verify(session.connection())
     except SchemaError as error:

@@ -12,6 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from pgqueue.database.opening import with_own_pool, worker_engine
+from pgqueue.database.settings import NOTHING_HIDDEN
 from pgqueue.repository.transactions import set_local
 
 MOST_CONNECTIONS = 2
@@ -30,6 +31,7 @@ LIMITS = {
     "idle_in_transaction_session_timeout": 10000,
     "application_name": "'pgqueue dashboard'",
     "timezone": "'UTC'",
+    **NOTHING_HIDDEN,
 }
 READ_ONLY = {"transaction_read_only": "on", **LIMITS}
 

@@ -18,7 +18,11 @@ STYLES = {
 text that sorts in their order: in one zone, the year first.  On the application's connections,
 which keep their settings, statements return times as seconds (``repository.reading``)."""
 
-OWN = {"search_path": SEARCH_PATH, **NETWORK, **UNICODE, **STYLES}
+NOTHING_HIDDEN = {"row_security": "off"}
+"""The server refuses a statement from which row security would hide rows: a hidden row looks as if
+it did not exist."""
+
+OWN = {"search_path": SEARCH_PATH, **NETWORK, **UNICODE, **STYLES, **NOTHING_HIDDEN}
 """For connections that run only our statements and no handler's."""
 
 CLAIMING = {

@@ -43,6 +43,7 @@ from pgqueue.repository.tables import (
     lock_key,
     message_queue,
     pg,
+    sees_all,
     text_parameter,
     waiting_messages,
     wake_up_call,
@@ -201,7 +202,7 @@ def send_back() -> sa.Executable:
     ctid: sa.ColumnElement[Any] = sa.literal_column("message_queue.ctid").label("ctid")
     later = sa.or_(message_queue.c.run_at > pg.statement_timestamp(), _is_paused(message_queue))
     leased = sa.exists().where(leases.c.target_id == message_queue.c.target_id)
-    message = _message_of(job, ctid).where(later, ~leased).lateral("message")
+    message = _message_of(job, ctid).where(later, ~leased, sees_all(leases)).lateral("message")
     ctids = sa.select(message.c.ctid).select_from(job.join(message, sa.true()))
     gone = sa.delete(message_queue).where(among(ctids) == CTID).returning(message_queue).cte("gone")
     names = ("queue", "priority", "run_at", "target_id", "task", "attempt", "crashes")
@@ -277,7 +278,8 @@ def drop_useless() -> sa.Executable:
     """
     given = document("given", sa.column("limit_keys", sa.Text), sa.column("job_id", sa.BigInteger))
     job = sa.select(jobs.c.id).where(jobs.c.id == given.c.job_id, jobs.c.outcome.is_(None))
-    useless = sa.select(given).where(job.scalar_subquery().is_(None)).cte("useless")
+    is_gone = sa.and_(job.scalar_subquery().is_(None), sees_all(jobs))
+    useless = sa.select(given).where(is_gone).cte("useless")
     message = (
         sa.select(CTID)
         .select_from(waiting_messages)
@@ -314,7 +316,8 @@ def _lanes() -> sa.Select[*tuple[Any, ...]]:
 def with_state(place: sa.Subquery | sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
     """Places, and whether their jobs hold them, may go back and have started.
 
-    The joins are outer joins, because a job may have been deleted.
+    The joins are outer joins, because a job may have been deleted.  A place counts as held while
+    row security hides what would hold it.
     """
     job = (
         sa.select(jobs.c.queue, jobs.c.priority, jobs.c.run_at, jobs.c.limit_keys)
@@ -333,7 +336,11 @@ def with_state(place: sa.Subquery | sa.FromClause) -> sa.Select[*tuple[Any, ...]
     return sa.select(
         place.c.limit_key,
         place.c.job_id,
-        sa.or_(leased, message.c.run_at.is_not(None)).label("is_held"),
+        sa.or_(
+            leased,
+            message.c.run_at.is_not(None),
+            sa.not_(sees_all(jobs, leases, message_queue)),
+        ).label("is_held"),
         sa.case(
             (leased, sa.false()),
             else_=sa.func.coalesce(sa.or_(later, _is_paused(message)), sa.false()),

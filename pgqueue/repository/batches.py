@@ -36,6 +36,7 @@ from pgqueue.repository.tables import (
     json_parameter,
     pg,
     seconds,
+    sees_all,
     text_parameter,
 )
 from pgqueue.rules.retention import Retention
@@ -134,11 +135,12 @@ def candidates() -> sa.Executable:
 def lock_candidate() -> sa.Executable:
     """Lock a batch that may have ended.
 
-    No row if a transaction adds jobs to it, or another worker looks at it.
+    No row if a transaction adds jobs to it, or another worker looks at it, or row security hides
+    jobs, which would look as if they had ended.
     """
     return (
         sa.select(batches.c.waits_for, *_callbacks())
-        .where(may_have_ended(), batches.c.id == BATCH)
+        .where(may_have_ended(), batches.c.id == BATCH, sees_all(jobs, batch_jobs))
         .with_for_update(skip_locked=True)
     )
 
@@ -315,6 +317,7 @@ def _is_due() -> tuple[sa.ColumnElement[bool], ...]:
         batches.c.ended_at <= pg.statement_timestamp() - seconds(sa.func.greatest(span, A_DAY)),
         span >= sa.literal_column("0::double precision", sa.Float),
         ~_is_unfinished(batches.c.callback_id),
+        sees_all(jobs),
         batches.c.application == text_parameter("of_application"),
     )
 

@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 from pgqueue.redaction import secrets_among
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import each_in_key
+from pgqueue.repository.row_security import rows_hidden
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CTID,
@@ -35,6 +36,7 @@ from pgqueue.repository.tables import (
     message_queue,
     pg,
     seconds,
+    sees_all,
     waiting_messages,
     workers,
 )
@@ -43,6 +45,7 @@ FIRST = sa.literal_column("100", sa.Integer)
 """How many messages are read of those at which a claim looks first."""
 LIMIT = sa.bindparam("limit", type_=sa.Integer)
 WORKER = sa.bindparam("worker_id", type_=sa.Uuid)
+IS_SIGHTED = sees_all(jobs, leases, message_queue)
 
 
 @cache
@@ -51,6 +54,9 @@ def claim(*, ahead: bool, suspects: bool, registered: bool = True) -> sa.Executa
 
     A claim looks at the first due messages, up to its limit, and leaves the messages that it must
     not take.  These count towards the limit too, so that a claim never scans far.
+
+    A message whose job has ended or is gone is deleted, and starts nothing.  So nothing is claimed
+    while row security hides rows: a job that is hidden would look as if it were gone.
 
     - Suspects, which are jobs that a worker held when it crashed: takes one, and leaves the others.
       Without ``suspects`` it skips them, and they do not count.
@@ -160,7 +166,12 @@ def _due_messages(*, suspects: bool, registered: bool) -> sa.Select[*tuple[Any, 
     # A worker that was declared dead cannot claim anything under its id.
     is_alive = sa.select(workers.c.dead_at.is_(None)).where(workers.c.id == WORKER)
     may_claim = is_alive.scalar_subquery() if registered else sa.true()
-    return sa.select(due).select_from(pair.join(due, sa.true())).where(may_claim).limit(LIMIT)
+    return (
+        sa.select(due)
+        .select_from(pair.join(due, sa.true()))
+        .where(may_claim, IS_SIGHTED)
+        .limit(LIMIT)
+    )
 
 
 def _due_in_order(
@@ -268,13 +279,15 @@ def _leases_for(started: sa.CTE) -> sa.CTE:
 
 def _time_and_counts(message: sa.CTE, due: sa.CTE) -> sa.Subquery:
     """The database's time, and how many messages were taken and how many were found, in one row
-    that always exists."""
+    that always exists.  Found is NULL if row security hides rows."""
     second_ago = pg.statement_timestamp() - sa.literal_column("interval '1 second'")
     return sa.select(
         sa.cast(pg.statement_timestamp(), sa.Text).label("read_at"),
         sa.cast(second_ago, sa.Text).label("quiet_until"),
         sa.select(count_rows()).select_from(message).scalar_subquery().label("taken"),
-        sa.select(count_rows()).select_from(due).scalar_subquery().label("found"),
+        sa.case((IS_SIGHTED, sa.select(count_rows()).select_from(due).scalar_subquery())).label(
+            "found"
+        ),
     ).subquery("moment")
 
 
@@ -373,7 +386,7 @@ class Claims:
         """Claim due jobs, in the order in which they start.
 
         ``registered``: claim only if the worker has a row and was not declared dead; False for a
-        claim without a worker.
+        claim without a worker.  Raises RowsHidden.
         """
         parameters = {
             "pairs": _documents(pairs),
@@ -384,6 +397,8 @@ class Claims:
         statement = claim(ahead=ahead, suspects=suspects, registered=registered)
         rows = fetch(self._executor, statement, parameters)
         read_at, quiet_until, taken, found = rows[0][:4]
+        if found is None:
+            raise rows_hidden(self._executor)
         if rows[0][4] is None:
             return Claim([], taken, found - taken, read_at, quiet_until)
         # DELETE ... RETURNING guarantees no order, whatever the order of the probes.

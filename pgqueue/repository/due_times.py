@@ -11,7 +11,15 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from pgqueue.repository.claim import Upcoming
-from pgqueue.repository.tables import clock, jobs, message_queue, pg, seconds, waiting_messages
+from pgqueue.repository.tables import (
+    clock,
+    jobs,
+    message_queue,
+    pg,
+    seconds,
+    sees_all,
+    waiting_messages,
+)
 
 COPIED = ("target_id", "task", "attempt", "crashes", "alone")
 
@@ -45,7 +53,7 @@ def bring_forward() -> sa.Executable:
     """
     message = (
         sa.delete(message_queue)
-        .where(message_queue.c.run_at > pg.statement_timestamp())
+        .where(message_queue.c.run_at > pg.statement_timestamp(), sees_all(jobs))
         .returning(message_queue)
         .cte("message")
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pgqueue.repository.tables import AS_IT_STANDS, CTID, among, jobs, leases
+from pgqueue.repository.tables import AS_IT_STANDS, CTID, among, jobs, leases, sees_all
 
 WORKER = sa.bindparam("worker_id", type_=sa.Uuid)
 ONE = (
@@ -18,11 +18,14 @@ ONE = (
     sa.bindparam("of_attempt", type_=sa.SmallInteger),
 )
 """The keys of one attempt, without its worker's."""
+SEES_JOBS = sees_all(jobs)
+"""A lease is not deleted if its job is hidden: the job would have neither lease nor message."""
 
 
 def deleted_lease() -> sa.CTE:
     """The fence for one attempt."""
-    return sa.delete(leases).where(is_ours(*ONE)).returning(*lease_columns()).cte("gone")
+    ours = sa.delete(leases).where(is_ours(*ONE), SEES_JOBS)
+    return ours.returning(*lease_columns()).cte("gone")
 
 
 @cache
@@ -42,7 +45,7 @@ def deleted_leases(given: Any) -> sa.CTE:
     lease = (
         sa.select(CTID)
         .select_from(leases)
-        .where(is_ours(given.c.target_id, given.c.message_id, given.c.attempt))
+        .where(is_ours(given.c.target_id, given.c.message_id, given.c.attempt), SEES_JOBS)
         .offset(AS_IT_STANDS)
         .lateral("lease")
     )

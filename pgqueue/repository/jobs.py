@@ -46,6 +46,7 @@ from pgqueue.repository.tables import (
     message_queue,
     paused_tasks,
     queues,
+    sees_all,
     stands_at_place_of,
     text_parameter,
     unreadable_jobs,
@@ -302,8 +303,10 @@ def _wanted() -> sa.TableValuedAlias:
 
 
 def has_message_or_lease(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Whether a job has one, or row security may hide it."""
     leased = sa.exists().where(leases.c.target_id == job_id)
-    return sa.or_(sa.exists().where(stands_at_place_of(job_id)), leased)
+    is_hidden = sa.not_(sees_all(message_queue, leases))
+    return sa.or_(sa.exists().where(stands_at_place_of(job_id)), leased, is_hidden)
 
 
 def _kill_request(*, kill: bool) -> dict[str, Any]:

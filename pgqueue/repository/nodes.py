@@ -9,8 +9,10 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from pgqueue.errors import JobNotFound
+from pgqueue.errors import JobNotFound, RowsHidden
 from pgqueue.models import SCHEMA
+from pgqueue.repository.row_security import rows_hidden
+from pgqueue.repository.tables import jobs, sees_all
 
 BITS = 44
 """Of an id, those below the number of its node: room for 11 years of 50,000 ids a second."""
@@ -40,8 +42,13 @@ def read_number(executor: Session | sa.Connection) -> int | None:
     return number
 
 
-def job_not_found(executor: Session | sa.Connection, job_id: int) -> JobNotFound:
-    """The error for an id that no job of this database has; it says of which node the id is."""
+def job_not_found(executor: Session | sa.Connection, job_id: int) -> JobNotFound | RowsHidden:
+    """The error for an id that no job of this database has; it says of which node the id is.
+
+    RowsHidden if the job may exist, and this role may not see it.
+    """
+    if executor.scalar(sa.select(~sees_all(jobs))):
+        return rows_hidden(executor)
     here, of_job = read_number(executor) or 0, job_id >> BITS
     if of_job != here and 0 <= of_job <= HIGHEST_NUMBER:
         return JobNotFound(

@@ -17,6 +17,8 @@ from pgqueue.repository.references import Reference, is_free, read_references
 from pgqueue.repository.tables import (
     CANCELLED,
     among,
+    batch_jobs,
+    batches,
     clock,
     count_rows,
     dead_letters,
@@ -24,9 +26,13 @@ from pgqueue.repository.tables import (
     deleted_records,
     jobs,
     json_parameter,
+    leases,
     lock_key,
+    message_queue,
     pg,
     seconds,
+    sees_all,
+    waiting_messages,
 )
 from pgqueue.rules.retention import Retention
 
@@ -108,6 +114,7 @@ def _is_due(references: tuple[Reference, ...]) -> sa.ColumnElement[bool]:
         jobs.c.finished_at <= pg.statement_timestamp() - seconds(span),
         sa.or_(jobs.c.outcome != CANCELLED, place == sa.literal_column("'blocked'")),
         ~is_in_open_batch(),
+        sees_all(batches, batch_jobs, leases, message_queue, waiting_messages),
         *is_free(references, jobs),
     )
 

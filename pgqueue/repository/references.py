@@ -22,7 +22,8 @@ class Reference(NamedTuple):
 
 @cache
 def find_references() -> sa.Executable:
-    """The foreign keys to jobs and batches that refuse a delete, as far as this role may read them.
+    """The foreign keys to jobs and batches that refuse a delete, as far as this role may read them
+    and sees all of their rows.
 
     Pruning skips the rows to which such rows refer: each refusal would be an error in the log of
     the server.
@@ -40,6 +41,7 @@ def find_references() -> sa.Executable:
             pg_catalog.to_regclass('"{SCHEMA}".jobs')::oid,
             pg_catalog.to_regclass('"{SCHEMA}".batches')::oid
           )
+          AND NOT pg_catalog.row_security_active(conrelid)
           AND pg_catalog.has_schema_privilege(pg_class.relnamespace, 'USAGE')
           AND pg_catalog.has_column_privilege(conrelid, attnum, 'SELECT')
         ORDER BY 1, 2, 3

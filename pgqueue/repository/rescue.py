@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from pgqueue.repository.settle import free_among, write_outcomes
-from pgqueue.repository.tables import CRASH, clock, leases, workers
+from pgqueue.repository.tables import CRASH, clock, jobs, leases, sees_all, workers
 
 LIMIT = sa.bindparam("limit", type_=sa.Integer)
 
@@ -44,11 +44,17 @@ def died_lately() -> sa.ColumnElement[bool]:
 
 
 def orphaned_leases() -> sa.Select[Any]:
-    """The leases of workers that are dead or no longer exist."""
+    """The leases of workers that are dead or no longer exist.
+
+    None while row security hides workers, who would look as if they did not exist, or jobs.
+    """
     return (
         sa.select(leases.c.target_id)
         .select_from(leases.outerjoin(workers, workers.c.id == leases.c.worker_id))
-        .where(sa.or_(workers.c.id.is_(None), workers.c.dead_at.is_not(None)))
+        .where(
+            sa.or_(workers.c.id.is_(None), workers.c.dead_at.is_not(None)),
+            sees_all(workers, jobs),
+        )
     )
 
 
@@ -88,7 +94,7 @@ def forget_workers() -> sa.Executable:
     """Delete workers that have been dead for a day and have no leases."""
     day_ago = clock() - sa.literal_column("interval '1 day'")
     holds = sa.exists().where(leases.c.worker_id == workers.c.id)
-    return sa.delete(workers).where(workers.c.dead_at < day_ago, ~holds)
+    return sa.delete(workers).where(workers.c.dead_at < day_ago, ~holds, sees_all(leases))
 
 
 def _crashed() -> list[Any]:

@@ -112,6 +112,19 @@ SPACE = sa.cast(sa.literal_column("' '", sa.Text), sa.Text)
 """After the name of a limit in a key."""
 
 
+def sees_all(*tables: sa.Table) -> sa.ColumnElement[bool]:
+    """Whether row security hides no row of these tables from the role of this statement.
+
+    Nothing is deleted, and nothing ends, because a join was empty: a statement that acts on a
+    missing row asks this too.  Reads the server's cache of the catalog, once for a statement.
+    """
+    return sa.and_(*(~pg.row_security_active(_oid_of(table), type_=sa.Boolean) for table in tables))
+
+
+def _oid_of(table: sa.Table) -> sa.ColumnElement[Any]:
+    return sa.literal_column(f"""'"{SCHEMA}".{table.name}'::pg_catalog.regclass::oid""")
+
+
 def count_rows() -> sa.Function[int]:
     return pg.count(sa.literal_column("*"), type_=sa.Integer)
 

@@ -34,6 +34,7 @@ from pgqueue.repository.tables import (
     paused_tasks,
     pg,
     queues,
+    sees_all,
     workers,
 )
 
@@ -107,7 +108,7 @@ def make_quiet() -> sa.Executable:
 def deregister_worker() -> sa.Executable:
     """Delete the row of a worker that has no leases left."""
     holds = sa.exists().where(leases.c.worker_id == WORKER)
-    return sa.delete(workers).where(workers.c.id == WORKER, ~holds)
+    return sa.delete(workers).where(workers.c.id == WORKER, ~holds, sees_all(leases))
 
 
 @cache

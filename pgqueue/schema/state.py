@@ -8,6 +8,7 @@ from sqlalchemy import Connection, select, text
 from pgqueue.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld
 from pgqueue.models.base import SCHEMA
 from pgqueue.models.schema_version import SchemaVersion
+from pgqueue.repository.row_security import OURS, rows_hidden
 from pgqueue.repository.tables import pg
 from pgqueue.schema import citus
 
@@ -96,8 +97,13 @@ class State:
 
 
 def read_state(connection: Connection) -> State:
-    """Queries the catalog first: a missing table must not fail the caller's transaction."""
+    """Queries the catalog first: a missing table must not fail the caller's transaction.
+
+    Raises RowsHidden if row security hides rows from this role, such as that of the version.
+    """
     found = connection.execute(_TABLES).all()
+    if any(table.is_hidden for table in found):
+        raise rows_hidden(connection)
     plain = {table.name: table.is_plain for table in found}
     row = connection.execute(_VERSION).first() if "schema_version" in plain else None
     revision = connection.scalar(_REVISION) if "alembic_version" in plain else None
@@ -129,11 +135,12 @@ _TABLES = text(
     SELECT relname AS name,
            relkind = 'r'
            AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits
-                           WHERE inhparent = pg_class.oid) AS is_plain
+                           WHERE inhparent = pg_class.oid) AS is_plain,
+           pg_catalog.row_security_active(pg_class.oid) AS is_hidden
     FROM pg_catalog.pg_class
     JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
     WHERE nspname = '{SCHEMA}'
-      AND relname IN ('message_queue', 'leases', 'schema_version', 'alembic_version')
+      AND relname IN ({OURS}, 'alembic_version')
     """  # noqa: S608  # the schema name is checked where it is read
 )
 _VERSION = select(SchemaVersion.version, SchemaVersion.oldest_code)

@@ -4,9 +4,11 @@ import logging
 import time
 from threading import Lock
 
+from psycopg.errors import InsufficientPrivilege
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
+from pgqueue.errors import RowsHidden
 
 logger = redaction.logger(__name__)
 
@@ -79,12 +81,22 @@ class Outage:
 
 def is_away(error: Exception) -> bool:
     """Whether the database is away, and has not merely refused a statement."""
-    if is_crowded(error):
+    if is_crowded(error) or is_filtered(error):
         return False
     if not isinstance(error, DBAPIError) or error.connection_invalidated:
         return True
     state = _state(error)
     return state is None or state.startswith(AWAY)
+
+
+def is_filtered(error: Exception) -> bool:
+    """Whether row security hides rows from this role; the server's message may be translated."""
+    if isinstance(error, RowsHidden):
+        return True
+    refused = error.orig if isinstance(error, DBAPIError) else None
+    if not isinstance(refused, InsufficientPrivilege):
+        return False
+    return refused.diag.source_function == "check_enable_rls"
 
 
 def is_crowded(error: object) -> bool:

@@ -17,7 +17,17 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import redaction
 from pgqueue.database.opening import driver_connection, own_connection
-from pgqueue.worker.outage import MORE_CONNECTIONS, REPEAT, Outage, is_away, is_crowded, words_of
+from pgqueue.errors import RowsHidden
+from pgqueue.repository.row_security import remedy
+from pgqueue.worker.outage import (
+    MORE_CONNECTIONS,
+    REPEAT,
+    Outage,
+    is_away,
+    is_crowded,
+    is_filtered,
+    words_of,
+)
 
 logger = redaction.logger(__name__)
 
@@ -34,7 +44,7 @@ milliseconds, and PostgreSQL allows 100 by default."""
 
 GRANT_AGAIN = "as the owner of the tables, run `pgqueue grant --worker ROLE`, as after each upgrade"
 
-BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout)
+BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout, RowsHidden)
 """A connection lost inside a savepoint, or closed by a handler, raises InvalidRequestError."""
 
 
@@ -45,7 +55,8 @@ def is_lock_timeout(error: Exception) -> bool:
 
 def lacks_right(error: Exception) -> bool:
     """Whether the role of the connection may not do what a statement does."""
-    return isinstance(error, DBAPIError) and isinstance(error.orig, InsufficientPrivilege)
+    is_denied = isinstance(error, DBAPIError) and isinstance(error.orig, InsufficientPrivilege)
+    return is_denied and not is_filtered(error)
 
 
 class ReconnectingConnection:
@@ -154,6 +165,9 @@ class ReconnectingConnection:
             self.close()
             self._outage.record_error(error, name=self.name, opened_at=opened_at)
         else:
+            row_security = ""
+            if self._connection is not None and isinstance(error, DBAPIError):
+                row_security = remedy(driver_connection(self._connection).info.user)
             if self._connection is not None and self._is_kept:
                 try:
                     self._connection.rollback()
@@ -162,7 +176,11 @@ class ReconnectingConnection:
             else:
                 self.close()
             # Once, then every ``REPEAT`` seconds.
-            remedies = {GRANT_AGAIN: lacks_right(error), MORE_CONNECTIONS: is_crowded(error)}
+            remedies = {
+                GRANT_AGAIN: lacks_right(error),
+                MORE_CONNECTIONS: is_crowded(error),
+                row_security: is_filtered(error),
+            }
             message = "; ".join([words_of(error), *filter(remedies.get, remedies)])
             is_news = message != self._refused or time.monotonic() - self._refused_at >= REPEAT
             level = logging.ERROR if is_news else logging.DEBUG

@@ -10,7 +10,7 @@ from psycopg.errors import QueryCanceled
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
-from pgqueue.worker.outage import is_away, words_of
+from pgqueue.worker.outage import is_away, is_filtered, words_of
 from pgqueue.worker.reconnecting import BROKEN, lacks_right
 
 logger = redaction.logger(__name__)
@@ -119,4 +119,5 @@ def _may_be_of_all(error: BaseException) -> bool:
     if not isinstance(error, DBAPIError) or error.connection_invalidated:
         return False
     state = getattr(error.orig, "sqlstate", None) or ""
-    return lacks_right(error) or isinstance(error.orig, QueryCanceled) or state[:2] == RESOURCES
+    is_refused = lacks_right(error) or is_filtered(error)
+    return is_refused or isinstance(error.orig, QueryCanceled) or state[:2] == RESOURCES

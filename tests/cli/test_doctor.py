@@ -19,6 +19,7 @@ from pgqueue.findings import (
     Finding,
     Level,
     of_notifications,
+    of_row_security,
     of_server,
     of_tables,
     of_transactions,
@@ -286,6 +287,23 @@ class TestSettings:
         detail = warning("statement_timeout", of_server(queue, Health(session)))
 
         assert detail.startswith("1.5 s for the role hasty")
+
+    def test_row_security_names_the_table_and_the_roles_that_do_not_see_all(
+        self, session: Session
+    ) -> None:
+        assert list(of_row_security(session)) == []
+        for statement in (
+            "CREATE ROLE short_sighted",
+            "CREATE ROLE far_sighted BYPASSRLS",
+            "GRANT SELECT ON pgqueue.jobs TO short_sighted, far_sighted",
+            "ALTER TABLE pgqueue.jobs ENABLE ROW LEVEL SECURITY",
+        ):
+            session.execute(text(statement))
+
+        detail = warning("row security", of_row_security(session))
+
+        assert detail.startswith("on for pgqueue.jobs: it hides rows from short_sighted, and")
+        assert "ALTER TABLE pgqueue.jobs DISABLE ROW LEVEL SECURITY" in detail
 
     def test_a_queue_of_notifications_that_fills_is_told(self, session: Session) -> None:
         assert list(of_notifications(Health(session).notification_queue_usage())) == []

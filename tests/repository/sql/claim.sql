@@ -12,7 +12,10 @@ WHERE pgqueue.message_queue.queue = pairs.queue AND pgqueue.message_queue.priori
  LIMIT %(limit)s::INTEGER FOR UPDATE SKIP LOCKED) AS due ON true
 WHERE (SELECT pgqueue.workers.dead_at IS NULL AS anon_1
 FROM pgqueue.workers
-WHERE pgqueue.workers.id = %(worker_id)s::UUID)
+WHERE pgqueue.workers.id = %(worker_id)s::UUID) AND NOT
+    pg_catalog.row_security_active('"pgqueue".jobs'::pg_catalog.regclass::oid) AND NOT
+    pg_catalog.row_security_active('"pgqueue".leases'::pg_catalog.regclass::oid) AND NOT
+    pg_catalog.row_security_active('"pgqueue".message_queue'::pg_catalog.regclass::oid)
  LIMIT %(limit)s::INTEGER),
 message AS
 (DELETE FROM pgqueue.message_queue WHERE ctid = ANY (array((SELECT due.ctid
@@ -47,9 +50,13 @@ FROM started ON CONFLICT DO NOTHING RETURNING pgqueue.leases.message_id, pgqueue
 FROM (SELECT CAST(pg_catalog.statement_timestamp() AS TEXT) AS read_at,
     CAST(pg_catalog.statement_timestamp() - interval '1 second' AS TEXT) AS quiet_until, (SELECT
     pg_catalog.count(*) AS count_1
-FROM message) AS taken, (SELECT pg_catalog.count(*) AS count_2
-FROM due) AS found) AS moment LEFT OUTER JOIN (SELECT started.priority AS priority, started.run_at
-    AS run_at, started.id AS id, started.target_id AS target_id, started.queue AS queue,
-    started.task AS task, started.args AS args, started.max_attempts AS max_attempts, lease.attempt
-    AS attempt, lease.crashes AS crashes, started.meta AS meta
+FROM message) AS taken, CASE WHEN (NOT
+    pg_catalog.row_security_active('"pgqueue".jobs'::pg_catalog.regclass::oid) AND NOT
+    pg_catalog.row_security_active('"pgqueue".leases'::pg_catalog.regclass::oid) AND NOT
+    pg_catalog.row_security_active('"pgqueue".message_queue'::pg_catalog.regclass::oid)) THEN
+    (SELECT pg_catalog.count(*) AS count_2
+FROM due) END AS found) AS moment LEFT OUTER JOIN (SELECT started.priority AS priority,
+    started.run_at AS run_at, started.id AS id, started.target_id AS target_id, started.queue AS
+    queue, started.task AS task, started.args AS args, started.max_attempts AS max_attempts,
+    lease.attempt AS attempt, lease.crashes AS crashes, started.meta AS meta
 FROM started JOIN lease ON started.id = lease.message_id) AS claimed ON true

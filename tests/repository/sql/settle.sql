@@ -8,7 +8,8 @@ FROM pg_catalog.jsonb_to_recordset(CAST(%(verdicts)s::VARCHAR AS JSONB)) AS verd
 FROM pgqueue.leases
 WHERE pgqueue.leases.target_id = verdicts.target_id AND pgqueue.leases.message_id =
     verdicts.message_id AND pgqueue.leases.attempt = verdicts.attempt AND pgqueue.leases.worker_id =
-    %(worker_id)s::UUID
+    %(worker_id)s::UUID AND NOT
+    pg_catalog.row_security_active('"pgqueue".jobs'::pg_catalog.regclass::oid)
  LIMIT ALL OFFSET 0) AS lease ON true))) AND pgqueue.leases.worker_id = %(worker_id)s::UUID
     RETURNING pgqueue.leases.target_id, pgqueue.leases.message_id, pgqueue.leases.attempt,
     pgqueue.leases.crashes, pgqueue.leases.worker_id, pgqueue.leases.started_at),
