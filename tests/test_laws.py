@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pgqueue
@@ -81,6 +82,19 @@ def test_the_arguments_of_a_job_cross_ten_files_at_most() -> None:
     assert looking - set(listed) == {SCHEDULER}
 
 
+def test_each_attribute_of_a_class_is_read() -> None:
+    """Or is for the library from whose class it derives: a misspelt one would have no effect."""
+    read = {name for module in MODULES for name in attributes_read(tree_of(module))}
+    unread = [
+        f"{module.relative_to(PACKAGE)}: {owner}.{name}"
+        for module in MODULES
+        for owner, name in attributes_of_classes(tree_of(module))
+        if name not in read and not is_of_library(module, owner)
+    ]
+
+    assert unread == []
+
+
 def test_what_the_laws_look_for_is_found() -> None:
     tree = ast.parse(
         '"""SET nothing: a docstring."""\n'
@@ -136,6 +150,28 @@ def sql_in(tree: ast.Module) -> Iterator[str]:
             text = node.value
             if isinstance(text, str) and STATEMENT.match(text):
                 yield text
+
+
+def attributes_of_classes(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """What is assigned in the body of a class, but for names that Python itself reads."""
+    for owner in ast.walk(tree):
+        for line in owner.body if isinstance(owner, ast.ClassDef) else ():
+            for target in line.targets if isinstance(line, ast.Assign) else ():
+                if isinstance(target, ast.Name) and not target.id.startswith("__"):
+                    yield owner.name, target.id  # type: ignore[attr-defined]  # a ClassDef
+
+
+def attributes_read(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            yield node.attr
+
+
+def is_of_library(module: Path, owner: str) -> bool:
+    """Whether a class derives from one of a library, which may read its attributes."""
+    path = ".".join(module.relative_to(PACKAGE.parent).with_suffix("").parts)
+    bases = getattr(import_module(path), owner).__bases__
+    return any(not base.__module__.startswith(("pgqueue", "builtins", "abc")) for base in bases)
 
 
 def calls_in(tree: ast.Module) -> Iterator[str]:

@@ -183,6 +183,20 @@ def prune_groups() -> sa.Executable:
     )
 
 
+@cache
+def prune_deploys() -> sa.Executable:
+    """Delete the versions whose time is over, but for the newest of each application: its workers
+    may still run it."""
+    kept: sa.ColumnElement[Any] = sa.literal_column(f"interval '{KEPT.days} days'")
+    newer = deploys.alias("newer")
+    return sa.delete(deploys).where(
+        deploys.c.first_at < pg.statement_timestamp() - kept,
+        sa.exists().where(
+            newer.c.application == deploys.c.application, newer.c.first_at > deploys.c.first_at
+        ),
+    )
+
+
 def in_hex(fingerprint: int) -> str:
     """A fingerprint as people see it."""
     return fingerprint.to_bytes(8, "big", signed=True).hex()
@@ -266,3 +280,6 @@ class ErrorGroups:
 
     def prune(self) -> None:
         self._executor.execute(prune_groups())
+
+    def prune_deploys(self) -> None:
+        self._executor.execute(prune_deploys())

@@ -30,9 +30,11 @@ from pgqueue.repository.tables import (
 from pgqueue.repository.task_minutes import (
     MINUTE,
     MOST,
+    as_count,
     delete_old,
     delete_to_fold,
     folded_at,
+    plus,
 )
 
 ALL = sa.literal_column("''", sa.Text)
@@ -131,15 +133,19 @@ def add_started() -> sa.Executable:
     new = pg_insert(queue_minutes).from_select(["at", "queue", "started"], rows)
     return new.on_conflict_do_update(
         index_elements=[queue_minutes.c.at, queue_minutes.c.queue],
-        set_={"started": queue_minutes.c.started + new.excluded.started},
+        set_={"started": plus(queue_minutes.c.started, new.excluded.started)},
     )
 
 
 @cache
 def last_counts() -> sa.Executable:
-    """The last count of all queues, which one statement has written."""
+    """The last count of all queues, which one statement has written.
+
+    A row of the future, which a clock that was wrong has left, is none.
+    """
     mark = queue_minutes.c
-    last = sa.select(pg.max(mark.at)).where(mark.counted_at.is_not(None)).scalar_subquery()
+    counted = mark.counted_at.is_not(None)
+    last = sa.select(pg.max(mark.at)).where(mark.at <= NOW, counted).scalar_subquery()
     second: sa.ColumnElement[Any] = sa.literal_column("interval '1 second'")
     return (
         sa.select(
@@ -246,7 +252,7 @@ def fold_queue_minutes() -> sa.Executable:
     most = ("counted_at", *COUNTS, "oldest_due_s")
     gone = delete_to_fold(queue_minutes).returning(queue_minutes).cte("gone")
     at, name = folded_at(gone.c.at), gone.c.queue
-    started = sa.cast(pg.sum(gone.c.started), sa.Integer)
+    started = as_count(pg.sum(gone.c.started, type_=sa.BigInteger))
     rows = sa.select(at, name, *(pg.max(gone.c[each]) for each in most), started)
     new = pg_insert(queue_minutes).from_select(
         ["at", "queue", *most, "started"], rows.group_by(at, name).order_by(at, name)
@@ -254,7 +260,7 @@ def fold_queue_minutes() -> sa.Executable:
     both = {each: sa.func.greatest(queue_minutes.c[each], new.excluded[each]) for each in most}
     folded = new.on_conflict_do_update(
         index_elements=[queue_minutes.c.at, queue_minutes.c.queue],
-        set_={**both, "started": queue_minutes.c.started + new.excluded.started},
+        set_={**both, "started": plus(queue_minutes.c.started, new.excluded.started)},
     )
     return sa.select(count_rows()).select_from(gone).add_cte(folded.cte("folded"))
 

@@ -5,16 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, Insert, aggregate_order_by
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.orm import Session
 
 from pgqueue.repository.buckets import bucket_of, first_bucket, in_all_buckets
 from pgqueue.repository.tables import (
+    count_rows,
     document,
     equal,
     pg,
@@ -27,6 +27,7 @@ from pgqueue.rules.histogram import MOST_BUCKETS, about, percentile
 ENDED = ("succeeded", "failed", "retried", "cancelled", "other")
 DURATIONS = ("ran", "waited")
 NONE = sa.literal_column("0", sa.Integer)
+LARGEST = sa.literal_column("2147483647", sa.BigInteger)
 MINUTE = 60
 
 KEPT = timedelta(days=7)
@@ -57,17 +58,32 @@ def add_minutes() -> sa.Executable:
     columns = ["at", "task", *ENDED, *DURATIONS]
     rows = sa.select(at, *(given.c[name] for name in columns[1:])).order_by(at, given.c.task)
     new = pg_insert(task_minutes).from_select(columns, rows)
-    numbers = {name: task_minutes.c[name] + new.excluded[name] for name in ENDED}
+    return _added(new)
+
+
+def _added(new: Insert) -> Insert:
+    """Add the numbers of rows that there are already."""
+    numbers = {name: plus(task_minutes.c[name], new.excluded[name]) for name in ENDED}
     durations = {name: _sum(task_minutes.c[name], new.excluded[name]) for name in DURATIONS}
     return new.on_conflict_do_update(
         index_elements=[task_minutes.c.at, task_minutes.c.task], set_={**numbers, **durations}
     )
 
 
+def plus(left: sa.ColumnElement[Any], right: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """The sum of two counts, of which either may be missing; at most what the column takes."""
+    one, other = (sa.cast(sa.func.coalesce(each, NONE), sa.BigInteger) for each in (left, right))
+    return as_count(one + other)
+
+
+def as_count(number: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.cast(sa.func.least(number, LARGEST), sa.Integer)
+
+
 def _sum(left: sa.ColumnElement[Any], right: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """The sums of the numbers at the same place of two arrays, of which one may be longer."""
     pair = _unnested(left, right)
-    both = sa.func.coalesce(pair.c.first, NONE) + sa.func.coalesce(pair.c.second, NONE)
+    both = plus(pair.c.first, pair.c.second)
     sums = sa.select(both).select_from(pair).order_by(pair.c.place)
     return sa.func.array(sums.correlate_except(pair).scalar_subquery())
 
@@ -87,7 +103,8 @@ def ended_lately(*, of_task: bool) -> sa.Executable:
     The buckets by their numbers: to unnest the arrays takes three times as long.
     """
     span = seconds(sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double))
-    conditions = [task_minutes.c.at > pg.statement_timestamp() - span]
+    now = pg.statement_timestamp()
+    conditions = [task_minutes.c.at > now - span, task_minutes.c.at <= now]
     if of_task:
         conditions.append(task_minutes.c.task == text_parameter("task"))
     buckets = [sa.literal_column(str(place), sa.Integer) for place in range(1, MOST_BUCKETS + 1)]
@@ -121,19 +138,56 @@ def prune_task_minutes() -> sa.Executable:
 
 
 @cache
-def take_to_fold() -> sa.Executable:
-    """Delete some minutes that are not alone any more, and return them with their new times."""
-    gone = delete_to_fold(task_minutes)
-    new_minute = sa.cast(pg.date_part("epoch", folded_at(task_minutes.c.at)), sa.BigInteger)
-    names = ("task", *ENDED, *DURATIONS)
-    return gone.returning(
-        (new_minute // MINUTE).label("minute"), *(task_minutes.c[name] for name in names)
+def fold_task_minutes() -> sa.Executable:
+    """Add some old minutes to rows of ten or an hour; returns how many.
+
+    Here and not in Python: whatever a row holds, it must not stop the worker that prunes.
+    """
+    gone = delete_to_fold(task_minutes).returning(task_minutes).cte("gone")
+    at = folded_at(gone.c.at).label("at")
+    numbers = (as_count(pg.sum(gone.c[name], type_=sa.BigInteger)).label(name) for name in ENDED)
+    sums = sa.select(at, gone.c.task, *numbers).group_by(at, gone.c.task).cte("sums")
+    both = {name: _arrays_of(gone, name) for name in DURATIONS}
+    empty = sa.cast(sa.literal_column("'{}'"), ARRAY(sa.Integer))
+    joined: Any = sums
+    for arrays in both.values():
+        is_same = sa.and_(arrays.c.at == sums.c.at, arrays.c.task == sums.c.task)
+        joined = joined.outerjoin(arrays, is_same)
+    rows = (
+        sa.select(*sums.c, *(sa.func.coalesce(both[name].c.sums, empty) for name in DURATIONS))
+        .select_from(joined)
+        .order_by(sums.c.at, sums.c.task)
     )
+    folded = _added(pg_insert(task_minutes).from_select(["at", "task", *ENDED, *DURATIONS], rows))
+    return sa.select(count_rows()).select_from(gone).add_cte(folded.cte("folded"))
+
+
+def _arrays_of(gone: sa.CTE, name: str) -> sa.CTE:
+    """By new time and task, the sums of the numbers at the same place of an array."""
+    item = (
+        pg.unnest(gone.c[name])
+        .table_valued(sa.column("number", sa.Integer), with_ordinality="place")
+        .render_derived(name=f"of_{name}")
+    )
+    at, place = folded_at(gone.c.at).label("at"), item.c.place
+    number = as_count(pg.sum(sa.func.coalesce(item.c.number, NONE), type_=sa.BigInteger))
+    sums = (
+        sa.select(at, gone.c.task, place, number.label("number"))
+        .select_from(gone.join(item, sa.true()))
+        .group_by(at, gone.c.task, place)
+        .subquery()
+    )
+    array = pg.array_agg(aggregate_order_by(sums.c.number, sums.c.place), type_=ARRAY(sa.Integer))
+    arrays = sa.select(sums.c.at, sums.c.task, array.label("sums"))
+    return arrays.group_by(sums.c.at, sums.c.task).cte(f"sums_of_{name}")
 
 
 def delete_old(minutes: sa.Table) -> sa.Delete:
-    """Delete some of the rows whose time is over."""
-    return _delete_some(minutes, minutes.c.at < pg.statement_timestamp() - _interval(KEPT))
+    """Delete some of the rows whose time is over, and of those of the future, which a clock that
+    was wrong has left."""
+    now = pg.statement_timestamp()
+    is_over = minutes.c.at < now - _interval(KEPT)
+    return _delete_some(minutes, sa.or_(is_over, minutes.c.at > now + _interval(ALONE)))
 
 
 def delete_to_fold(minutes: sa.Table) -> sa.Delete:
@@ -259,13 +313,8 @@ class TaskMinutes:
         """Delete some minutes whose time is over, and fold some old ones into tens and hours;
         whether there may be more."""
         result: Any = self._executor.execute(prune_task_minutes())
-        taken = [dict(row) for row in self._executor.execute(take_to_fold()).mappings()]
-        folded: dict[tuple[int, str], dict[str, Any]] = {}
-        for row in taken:
-            key = (row["minute"], row["task"])
-            folded[key] = _both(folded[key], row) if key in folded else row
-        self.add(folded.values())
-        return bool(result.rowcount >= MOST or len(taken) >= MOST)
+        folded = self._executor.execute(fold_task_minutes()).scalar_one()
+        return bool(result.rowcount >= MOST or folded >= MOST)
 
 
 def _filled(*histograms: Sequence[int]) -> list[Sequence[int]]:
@@ -274,13 +323,3 @@ def _filled(*histograms: Sequence[int]) -> list[Sequence[int]]:
         number for number, counts in enumerate(zip(*histograms, strict=True), 1) if any(counts)
     ]
     return [each[: max(filled, default=0)] for each in histograms]
-
-
-def _both(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The sums of two rows of the same minute and task."""
-    numbers = {name: first[name] + second[name] for name in ENDED}
-    durations = {
-        name: [sum(pair) for pair in zip_longest(first[name], second[name], fillvalue=0)]
-        for name in DURATIONS
-    }
-    return {**first, **numbers, **durations}

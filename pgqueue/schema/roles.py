@@ -75,7 +75,7 @@ WORKER: Rights = {
     "task_minutes": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
     "error_groups": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
     "queue_minutes": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
-    "deploys": dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT),
+    "deploys": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
     # SELECT to find the old ones.
     "operator_actions": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
 }

@@ -69,8 +69,6 @@ class Claimer(Loop):
     It waits within its steps: for a slot, or for a notification on its connection.
     """
 
-    patience = 0.5
-
     def __init__(
         self,
         runtime: WorkerRuntime,
@@ -88,6 +86,8 @@ class Claimer(Loop):
             name="claimer",
             isolation_level="AUTOCOMMIT",
             stopping=runtime.stopping,
+            patience=0.5,
+            is_vital=True,
         )
         self.finished = Event()
         self.looked_at = time.monotonic()

@@ -99,6 +99,7 @@ class Heartbeat(Loop):
             longest_wait=BEAT,
             # Or others would declare it dead when the disk has been full for a second.
             is_kept=True,
+            is_vital=True,
         )
         self.identity = identity
         self.registered = Event()

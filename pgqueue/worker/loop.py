@@ -17,11 +17,14 @@ from pgqueue.worker.reconnecting import (
     ReconnectingConnection,
     is_lock_timeout,
 )
+from pgqueue.worker.rows import RowGuard
 from pgqueue.worker.threads import WorkerThread
 
 logger = redaction.logger(__name__)
 
 NEVER = float("inf")
+PAUSE_AFTER_ERROR = 1.0
+"""Seconds for which a loop that is not vital waits after an error of Python."""
 WAKE_MARGIN = 0.01
 """A wake that makes the next step less than this many seconds earlier is ignored."""
 
@@ -31,15 +34,11 @@ class Loop(WorkerThread):
 
     A step that the database fails, or for which a table is locked, is repeated.  The connection is
     opened again when it breaks, and closed when it is not used for a while.
-    """
 
-    first_in = 0.0
-    """Seconds until the first step."""
-    repeat_after = 0.0
-    """Seconds until a step that has failed is repeated; the reconnecting connection adds its own,
-    more with each failure."""
-    patience = NEVER
-    """Seconds for which a stop waits for the last step before it cancels the statement."""
+    An error that is not one of the database ends a vital loop, and with it the worker, which cannot
+    work without it.  Any other loop logs the error and goes on: what it does is worth less than the
+    jobs.
+    """
 
     def __init__(
         self,
@@ -50,13 +49,25 @@ class Loop(WorkerThread):
         name: str,
         isolation_level: IsolationLevel = "READ COMMITTED",
         stopping: Event | None = None,
+        first_in: float = 0.0,
+        repeat_after: float = 0.0,
+        patience: float = NEVER,
         longest_wait: float = LONGEST_WAIT,
         is_kept: bool = False,
+        is_vital: bool = False,
     ) -> None:
-        """``name``: of the thread and the connection.  ``stopping``: ends the loop too.
-
-        ``longest_wait``: seconds between two tries after many errors, at most.  ``is_kept``: keep
-        the connection after a refused statement.
+        """
+        Args:
+            name: Of the thread and the connection.
+            stopping: Ends the loop too.
+            first_in: Seconds until the first step.
+            repeat_after: Seconds until a step that has failed is repeated; the reconnecting
+                connection adds its own, more with each failure.
+            patience: Seconds for which a stop waits for the last step before it cancels the
+                statement.
+            longest_wait: Seconds between two tries after many errors, at most.
+            is_kept: Whether to keep the connection after a refused statement.
+            is_vital: Whether the worker ends with this loop.
         """
         super().__init__(name=name)
         self.stopping = stopping or Event()
@@ -71,7 +82,11 @@ class Loop(WorkerThread):
             is_kept=is_kept,
         )
         self._changed = Condition()
-        self._due_at = time.monotonic() + self.first_in
+        self._repeat_after = repeat_after
+        self._patience = patience
+        self._is_vital = is_vital
+        self._errors = RowGuard()
+        self._due_at = time.monotonic() + first_in
 
     @abstractmethod
     def step(self, connection: Connection) -> float:
@@ -95,15 +110,14 @@ class Loop(WorkerThread):
             self.stopping.set()
             self._changed.notify_all()
         if self.is_alive():
-            self.join(min(seconds, self.patience))
+            self.join(min(seconds, self._patience))
         if self.is_alive():
             self.reconnecting.cancel()
             self.join(max(deadline - time.monotonic(), 0.0))
 
     def work(self) -> None:
         while self.wait_for_step():
-            seconds = self.reconnecting.run(self._step_unless_locked)
-            self.wake(self.repeat_after if seconds is None else seconds)
+            self.wake(self._seconds_after_step())
         self.end()
         self.reconnecting.close()
 
@@ -121,6 +135,22 @@ class Loop(WorkerThread):
                     min(left, IDLE_AFTER if self.reconnecting.is_open else TIMEOUT_MAX)
                 )
             self.reconnecting.close_if_idle()
+
+    def _seconds_after_step(self) -> float:
+        """Run a step; returns the seconds until the next one."""
+        try:
+            seconds = self.reconnecting.run(self._step_unless_locked)
+        except BaseException as error:
+            if self._is_vital:
+                raise
+            self.reconnecting.close()
+            self._errors.failed(self.name, f"{self.name} has failed, and goes on", error)
+            self.stopping.wait(PAUSE_AFTER_ERROR)
+            return self._repeat_after
+        if seconds is None:
+            return self._repeat_after
+        self._errors.succeeded(self.name)
+        return seconds
 
     def _step_unless_locked(self, connection: Connection) -> float | None:
         try:

@@ -63,12 +63,17 @@ def row_of_progress(
 class ProgressWriter(Loop):
     """Started by the first report; has a connection while handlers report."""
 
-    first_in = NEVER
-    again = EVERY
-
     def __init__(self, engine: Engine, outage: Outage, *, must_wait: Callable[[Any], bool]) -> None:
         """``must_wait``: whether a write would make the transaction of an attempt fail."""
-        super().__init__(engine, WRITING, outage, name="progress", isolation_level="AUTOCOMMIT")
+        super().__init__(
+            engine,
+            WRITING,
+            outage,
+            name="progress",
+            isolation_level="AUTOCOMMIT",
+            first_in=NEVER,
+            repeat_after=EVERY,
+        )
         self._must_wait = must_wait
         self._lock = Lock()
         self._reports: dict[int, Report] = {}

@@ -68,8 +68,6 @@ TOO_LARGE = (ProgramLimitExceeded, InternalError_)
 class Settler(Loop):
     """The settling thread.  Its statements are fenced, so repeating one changes nothing."""
 
-    patience = 0.0
-
     def __init__(
         self,
         engine: Engine,
@@ -83,7 +81,15 @@ class Settler(Loop):
     ) -> None:
         """``goes_on``: called after jobs have got new messages; with True if these are behind the
         cursors.  ``is_kept``: whether a job stays if it has succeeded; None if all jobs do."""
-        super().__init__(engine, SETTLING, outage, name="settler", isolation_level="AUTOCOMMIT")
+        super().__init__(
+            engine,
+            SETTLING,
+            outage,
+            name="settler",
+            isolation_level="AUTOCOMMIT",
+            patience=0.0,
+            is_vital=True,
+        )
         self._ledger = ledger
         self._identity = identity
         self._goes_on = goes_on

@@ -164,6 +164,16 @@ def test_a_chart_has_every_part_of_its_time(connection: Connection) -> None:
     assert sum(one.started for one in by_tens) == 12
 
 
+def test_a_count_of_the_future_hides_none_of_now(engine: Engine) -> None:
+    with engine.begin() as connection:
+        write(connection, ago=-180, waiting=999)
+        write(connection, ago=0, waiting=1)
+        counted = QueueMinutes(connection).latest()
+
+    assert counted is not None
+    assert counted.queues["q"].waiting == 1
+
+
 def test_minutes_whose_time_is_over_are_deleted(engine: Engine) -> None:
     def write_and_prune(connection: Connection) -> None:
         write(connection, ago=6 * 24 * 60)

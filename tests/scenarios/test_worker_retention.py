@@ -169,6 +169,27 @@ class TestPruner:
         if engine is not queue.engine:
             engine.dispose()
 
+    def test_a_table_that_cannot_be_pruned_stops_no_other_and_no_worker(
+        self, queue: PgQueue, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Whatever the rows hold: a NULL in an array, the largest numbers, minutes of the future;
+        and a table whose rows a trigger keeps."""
+        with queue.engine.begin() as connection:
+            connection.execute(text(DAMAGED))
+        pruner = Pruner(
+            worker_engine(queue.engine), queue.retention, Outage(), first_after=0, pause=0.01
+        )
+        pruner.start()
+        try:
+            wait_until(lambda: damaged(queue.engine) == AFTER_PRUNING, what="others are pruned")
+        finally:
+            pruner.stop(seconds=60)
+
+        assert pruner.failure is None
+        [line] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+        assert "pgqueue.error_groups cannot be pruned" in line
+        assert "these rows stay" in line
+
     def test_without_the_right_to_delete_it_names_the_remedy_once(
         self, queue: PgQueue, role: str, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -193,6 +214,53 @@ class TestPruner:
         [line] = [r.getMessage() for r in caplog.records if r.levelname != "INFO"]
         assert "permission denied for table jobs" in line
         assert "`pgqueue grant --worker ROLE`" in line
+
+
+DAMAGED = """
+    INSERT INTO pgqueue.task_minutes (at, task, succeeded, ran, waited)
+    SELECT date_trunc('hour', now(), 'UTC') - interval '2 days' + n * interval '1 minute', 'a',
+           2147483647, CASE n WHEN 1 THEN '{1,NULL,2147483647}'::int[] ELSE '{1,2,3}' END, '{}'
+    FROM generate_series(1, 2) AS n;
+    INSERT INTO pgqueue.task_minutes (at, task) VALUES ('2999-01-01', 'a');
+    INSERT INTO pgqueue.queue_minutes (at, queue, started)
+    SELECT date_trunc('hour', now(), 'UTC') - interval '2 days' + n * interval '1 minute', 'q',
+           2147483647
+    FROM generate_series(1, 2) AS n;
+    INSERT INTO pgqueue.queue_minutes (at, queue, counted_at) VALUES ('2999-01-01', 'q', now());
+    INSERT INTO pgqueue.deploys VALUES ('', '1', '2020-01-01'), ('', '2', '2020-01-02');
+    INSERT INTO pgqueue.operator_actions (at, actor, action) VALUES ('2020-01-01', 'ada', 'pause');
+    INSERT INTO pgqueue.error_groups
+    VALUES (1, 'a', 'ValueError', '', 1, '2020-01-01', '2020-01-01', '', 1, '');
+    CREATE FUNCTION pgqueue.keep() RETURNS trigger LANGUAGE plpgsql
+    AS $$ BEGIN RAISE EXCEPTION 'these rows stay'; END $$;
+    CREATE TRIGGER keep BEFORE DELETE ON pgqueue.error_groups
+    FOR EACH ROW EXECUTE FUNCTION pgqueue.keep();
+"""
+AFTER_PRUNING = {
+    "task_minutes": '(a,2147483647,"{2,2,2147483647}",{})',
+    "queue_minutes": "(q,2147483647)",
+    "deploys": "2",
+    "operator_actions": "",
+    "error_groups": "a",
+}
+
+
+def damaged(engine: Engine) -> dict[str, str]:
+    """What is left in each table."""
+    words = {
+        "task_minutes": "(task, succeeded, ran, waited)::text",
+        "queue_minutes": "(queue, started)::text",
+        "deploys": "version",
+        "operator_actions": "actor",
+        "error_groups": "task",
+    }
+    with engine.connect() as connection:
+        return {
+            table: connection.execute(
+                text(f"SELECT coalesce(string_agg({word}, ' '), '') FROM pgqueue.{table}")
+            ).scalar_one()
+            for table, word in words.items()
+        }
 
 
 @pytest.fixture

@@ -514,7 +514,7 @@ NOT_ENQUEUE = [
     "DELETE FROM pgqueue.batch_jobs",
 ]
 NOT_WORKER = [
-    "DELETE FROM pgqueue.deploys",
+    "UPDATE pgqueue.deploys SET version = ''",
     "DELETE FROM pgqueue.schedules",
     "UPDATE pgqueue.queues SET paused_at = now()",
     "UPDATE pgqueue.job_attempts SET error = ''",

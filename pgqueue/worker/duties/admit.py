@@ -34,8 +34,6 @@ class Admitter(Loop):
     A step of the loop is a round.
     """
 
-    patience = CANCEL_AFTER
-
     def __init__(
         self,
         engine: Engine,
@@ -47,8 +45,15 @@ class Admitter(Loop):
         stopping: Event,
         on_admitted: Callable[[], object],
     ) -> None:
-        super().__init__(engine, ADMITTING, outage, name="admitter", stopping=stopping)
-        self.repeat_after = poll_interval
+        super().__init__(
+            engine,
+            ADMITTING,
+            outage,
+            name="admitter",
+            stopping=stopping,
+            repeat_after=poll_interval,
+            patience=CANCEL_AFTER,
+        )
         self.is_in_use = bool(limited.limits)
         self.admitted = 0
         """How many jobs this worker has admitted."""

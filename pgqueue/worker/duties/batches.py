@@ -27,10 +27,11 @@ CANDIDATES = 100
 class BatchEnder(Loop):
     """The thread that ends batches.  A lock on the row lets one worker end a batch."""
 
-    first_in = again = NEVER  # the rescuer wakes it when it finds a batch
-
     def __init__(self, engine: Engine, outage: Outage, *, notify: bool) -> None:
-        super().__init__(engine, SCHEDULING, outage, name="batches")
+        # The rescuer wakes it when it finds a batch.
+        super().__init__(
+            engine, SCHEDULING, outage, name="batches", first_in=NEVER, repeat_after=NEVER
+        )
         self._ends = BatchEnds(notify=notify)
 
     def step(self, connection: Connection) -> float:

@@ -25,11 +25,17 @@ MOMENT = 0.2
 class DepthCounter(Loop):
     """The counting thread.  A step is a count; if it fails, the next one is tried in time."""
 
-    first_in = again = NEVER  # the rescuer wakes it
-    patience = MOMENT
-
     def __init__(self, engine: Engine, outage: Outage) -> None:
-        super().__init__(engine, COUNTING, outage, name="depths")
+        # The rescuer wakes it.
+        super().__init__(
+            engine,
+            COUNTING,
+            outage,
+            name="depths",
+            first_in=NEVER,
+            repeat_after=NEVER,
+            patience=MOMENT,
+        )
         self._next_at = time.monotonic() + EVERY
 
     def wake_if_due(self, connection: Connection) -> None:

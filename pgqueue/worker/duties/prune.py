@@ -8,6 +8,7 @@ then statistics and the log of operators.
 
 import random
 import time
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from psycopg.errors import DeadlockDetected
@@ -16,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
 from pgqueue.database.settings import PRUNING
+from pgqueue.models.base import SCHEMA
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.operator_actions import OperatorActions
@@ -25,7 +27,7 @@ from pgqueue.repository.references import Reference
 from pgqueue.repository.task_minutes import TaskMinutes
 from pgqueue.rules.retention import Retention
 from pgqueue.worker.loop import Loop
-from pgqueue.worker.outage import Outage, words_of
+from pgqueue.worker.outage import Outage, is_away, words_of
 from pgqueue.worker.reconnecting import GRANT_AGAIN, is_lock_timeout, lacks_right
 from pgqueue.worker.rows import RowGuard, may_be_of_row
 
@@ -51,8 +53,6 @@ class Pruner(Loop):
     the database fails a step.
     """
 
-    patience = MOMENT
-
     def __init__(
         self,
         engine: Engine,
@@ -62,8 +62,15 @@ class Pruner(Loop):
         first_after: float = FIRST_AFTER,
         pause: float = PAUSE,
     ) -> None:
-        self.first_in, self.repeat_after = _apart(first_after), _apart(pause)
-        super().__init__(engine, PRUNING, outage, name="prune")
+        super().__init__(
+            engine,
+            PRUNING,
+            outage,
+            name="prune",
+            first_in=_apart(first_after),
+            repeat_after=_apart(pause),
+            patience=MOMENT,
+        )
         self._retention = retention
         self._pause = pause
         self._was_refused = False
@@ -114,6 +121,16 @@ MOST_LOCKED = 3
 """Jobs in a row that are locked, one by one, after which a round ends: a whole table is locked."""
 
 
+TABLES: Mapping[str, Callable[[Connection], bool | None]] = {
+    "error_groups": lambda connection: ErrorGroups(connection).prune(),
+    "deploys": lambda connection: ErrorGroups(connection).prune_deploys(),
+    "operator_actions": lambda connection: OperatorActions(connection).prune(),
+    "task_minutes": lambda connection: TaskMinutes(connection).prune(),
+    "queue_minutes": lambda connection: QueueMinutes(connection).prune(),
+}
+"""What prunes a part of a table; true if there may be more."""
+
+
 class Progress(StrEnum):
     """What one step of a round has found."""
 
@@ -148,6 +165,8 @@ class PruneRound:
         self._after = 0
         self._after_batch = 0
         self._guard = guard or RowGuard()
+        self._tables = dict(TABLES)
+        """Those that are left."""
         self._size = MOST
         self._locked_in_row = 0
         self._refusal: Exception | None = None
@@ -234,7 +253,7 @@ class PruneRound:
         with connection.begin():
             batch_id = rows.next_due(self._retention, references, after=self._after_batch)
         if batch_id is None:
-            return self._prune_statistics(connection)
+            return self._prune_table(connection)
         deleted = 0
         words = f"batch {batch_id} stays although its time is over"
         with self._guard.row(batch_id, words), connection.begin():
@@ -243,12 +262,25 @@ class PruneRound:
             self._after_batch = batch_id
         return Progress.MORE
 
-    def _prune_statistics(self, connection: Connection) -> Progress:
-        with connection.begin():
-            ErrorGroups(connection).prune()
-            OperatorActions(connection).prune()
-            is_more = TaskMinutes(connection).prune() | QueueMinutes(connection).prune()
-        return Progress.MORE if is_more else Progress.DONE
+    def _prune_table(self, connection: Connection) -> Progress:
+        """Prune a part of the next table of those that are about jobs.  One that cannot be pruned
+        keeps its rows, and stops no other."""
+        name = next(iter(self._tables), None)
+        if name is None:
+            return Progress.DONE
+        is_more: bool | None = False
+        try:
+            with connection.begin():
+                is_more = self._tables[name](connection)
+        except DBAPIError as error:
+            if is_away(error):
+                raise
+            self._guard.failed(name, f"{SCHEMA}.{name} cannot be pruned", error)
+        else:
+            self._guard.succeeded(name)
+        if not is_more:
+            del self._tables[name]
+        return Progress.MORE
 
 
 def _is_locked(error: DBAPIError) -> bool:

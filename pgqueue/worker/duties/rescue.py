@@ -43,8 +43,6 @@ FORGET_EVERY = 3600.0
 class Rescuer(Loop):
     """The rescuing thread.  Every worker has one; there is no leader."""
 
-    again = READ_EVERY
-
     def __init__(
         self,
         engine: Engine,
@@ -63,7 +61,7 @@ class Rescuer(Loop):
         at each read ``ticking`` when the next tick is due, and ``ending`` whether a batch may have
         ended.  ``minutes`` writes statistics on the rescuer's connection, and ``counting`` is woken
         if this worker is the one that counts."""
-        super().__init__(engine, HOUSEKEEPING, outage, name="upkeep")
+        super().__init__(engine, HOUSEKEEPING, outage, name="upkeep", repeat_after=READ_EVERY)
         self.informed = Event()
         """Set when the paused queues and tasks are known: a worker must not claim their jobs."""
         self._identity = identity

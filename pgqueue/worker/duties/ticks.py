@@ -34,8 +34,6 @@ own jobs, for a lock, or for a worker that can fire it."""
 class Scheduler(Loop):
     """The scheduling thread.  Every worker has one; a lock on its row lets one fire a schedule."""
 
-    again = AGAIN
-
     def __init__(
         self,
         engine: Engine,
@@ -44,7 +42,7 @@ class Scheduler(Loop):
         task_names: str,
         outage: Outage,
     ) -> None:
-        super().__init__(engine, SCHEDULING, outage, name="schedule")
+        super().__init__(engine, SCHEDULING, outage, name="schedule", repeat_after=AGAIN)
         self.task_names = task_names
         self._schedules = queue.schedules
         self._guard = RowGuard()
