@@ -285,7 +285,7 @@ class Dashboard:
             case _:
                 logger.exception("a page of the dashboard has failed", exc_info=error)
                 words, status = "this page has failed; the log of the server says why", 500
-        title = "Refused" if status < 500 else "Not available"
+        title = {404: "Not found"}.get(status, "Refused" if status < 500 else "Not available")
         is_form = asked.request.method == "POST"
         page = Page(
             "refused.html",

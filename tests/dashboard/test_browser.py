@@ -84,8 +84,17 @@ def test_links_lead_to_every_page(site: Site) -> None:
     assert pages - site.pages.keys() == set()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "theme"),
+    [
+        (1280, "light"),
+        (1280, "dark"),
+        (1024, "light"),
+        (768, "dark"),
+        (390, "light"),
+        (390, "dark"),
+    ],
+)
 def test_a_page_fits_and_text_of_jobs_does_nothing(
     browser: "Browser", site: Site, width: int, theme: Any
 ) -> None:
@@ -99,6 +108,9 @@ def test_a_page_fits_and_text_of_jobs_does_nothing(
                 faults.append((address, response.status))
             if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
                 faults.append((address, f"{wide} pixels wide", page.evaluate(WIDEST, width)))
+            faults += [(address, fault) for fault in page.evaluate(HIDDEN)]
+            if width == PHONE:
+                faults += [(address, fault) for fault in page.evaluate(SMALL)]
             faults += [(address, fault) for fault in page.evaluate("window.faults")]
             if page.evaluate("'hacked' in window"):
                 faults.append((address, "a script of a job's text has run"))
@@ -110,6 +122,30 @@ def test_a_page_fits_and_text_of_jobs_does_nothing(
 WIDEST = """width => [...document.querySelectorAll("main *")]
     .filter(e => e.getBoundingClientRect().right > width && e.offsetParent)
     .slice(0, 3).map(e => e.outerHTML.slice(0, 120))"""
+
+
+HIDDEN = """() => {
+    const faults = [...document.querySelectorAll(".table")]
+        .filter(e => e.scrollWidth > e.clientWidth)
+        .map(e => `columns are out of sight: ${e.querySelector("caption").textContent}`);
+    for (const button of document.querySelectorAll(".code > .copy:not([hidden])")) {
+        const box = button.getBoundingClientRect();
+        const text = document.createRange();
+        text.selectNodeContents(button.parentElement.querySelector("pre, .frames"));
+        const lies = [...text.getClientRects()].some(line => line.width && line.right > box.left
+            && line.left < box.right && line.bottom > box.top && line.top < box.bottom);
+        if (lies && box.width) faults.push(`Copy lies on ${text.toString().slice(0, 40)}`);
+    }
+    return faults;
+}"""
+"""What is covered, or can be seen only by scrolling sideways."""
+
+PHONE = 390
+SMALL = """() => [...document.querySelectorAll("main .list :is(a, input), main a.square")]
+    .map(e => [e, e.getBoundingClientRect()])
+    .filter(([e, box]) => box.width && Math.min(box.width, box.height) < 23.9)
+    .map(([e, box]) => `${box.width} x ${box.height}: ${e.outerHTML.slice(0, 80)}`)"""
+"""What is too small for a finger."""
 
 
 def _picture(page: "Page", address: str, kind: str) -> None:
