@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session, scoped_session
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.errors import ArgumentsError, NotBound, SchemaMissing, SchemaTooOld
-from pgqueue.models import Job
 from pgqueue.models.base import SCHEMA
 from pgqueue.repository.nodes import CITUS_SCHEMA
+from pgqueue.repository.tables import A_WRITE
 
 UNDEFINED_TABLE = "42P01"
 UNDEFINED_COLUMN = "42703"
@@ -57,7 +57,7 @@ def in_transaction(session: Any, where: str) -> Connection:
 
 def _connection_of(session: Session, where: str) -> Connection:
     try:
-        connection = session.connection(bind_arguments={"mapper": Job})
+        connection = session.connection(bind_arguments=A_WRITE)
     except UnboundExecutionError as error:
         raise NotBound(
             f"{where}: this Session has no engine for jobs; make it with bind=engine, or with "

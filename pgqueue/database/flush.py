@@ -8,6 +8,7 @@ from sqlalchemy import Connection, event, inspect, select
 from sqlalchemy.orm import Session, defer, load_only, make_transient_to_detached, object_session
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.orm.interfaces import ORMOption
+from sqlalchemy.orm.util import identity_key
 
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import may_notify
@@ -17,6 +18,7 @@ from pgqueue.models import Job, JobStatus
 from pgqueue.repository.enqueue import Enqueued, Enqueues, KeyHolder, Placed
 from pgqueue.repository.jobs import Jobs, raising_duplicate
 from pgqueue.repository.reading import moment
+from pgqueue.repository.tables import A_WRITE
 
 MADE_BY_HAND = "pgqueue.made_by_hand"
 WITHOUT_NOTIFY = "pgqueue.without_notify"
@@ -95,19 +97,30 @@ def _load(
     times: Sequence[str] = TIMES,
     populate_existing: bool = False,
 ) -> Job | None:
-    """Load a job, and its times in the form that depends on no setting of the session."""
+    """Load a job, and its times in the form that depends on no setting of the session.
+
+    By a Session of our own on the connection of the enqueue, whose rows a replica does not have:
+    the application's may send reads to one.
+    """
     query = (
         select(Job, *(moment(getattr(Job, name)) for name in times))
         .where(Job.id == id)
         .options(*options, *(defer(getattr(Job, name)) for name in TIMES))
-        .execution_options(populate_existing=populate_existing)
     )
-    row = session.execute(query).one_or_none()
-    if row is None:
-        return None
-    job: Job = row[0]
-    _set_loaded(job, dict(zip(times, row[1:], strict=True)), overwrite=populate_existing)
-    return job
+    connection = session.connection(bind_arguments=A_WRITE)
+    with Session(connection, join_transaction_mode="rollback_only") as reading:
+        row = reading.execute(query).one_or_none()
+        if row is None:
+            return None
+        job: Job = row[0]
+        _set_loaded(job, dict(zip(times, row[1:], strict=True)))
+    known = session.identity_map.get(identity_key(Job, id))
+    if known is None:
+        Session.add(session, job, _warn=False)  # no flush needs it
+        return job
+    loaded = {name: value for name, value in vars(job).items() if name in inspect(Job).attrs}
+    _set_loaded(known, loaded, overwrite=populate_existing)
+    return known
 
 
 def _set_loaded(job: Job, values: Mapping[str, Any], *, overwrite: bool = False) -> None:

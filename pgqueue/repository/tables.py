@@ -70,6 +70,10 @@ CTID: sa.ColumnElement[Any] = sa.column("ctid")
 """The place of a row.  Safe in a statement that has itself locked the row, and only on a plain
 table: in a partitioned one, each partition may have a row with the same ctid."""
 
+A_WRITE: dict[str, Any] = {"mapper": Job, "clause": sa.update(jobs)}
+"""Which bind a Session is asked for.  A ``get_bind`` that sends reads to a replica recognizes a
+write by its clause, and all but reads by an operator write."""
+
 SUCCEEDED = sa.literal_column("'succeeded'", sa.Text)
 FAILED = sa.literal_column("'failed'", sa.Text)
 CANCELLED = sa.literal_column("'cancelled'", sa.Text)

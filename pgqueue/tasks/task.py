@@ -35,7 +35,7 @@ from pgqueue.repository.enqueue import (
 )
 from pgqueue.repository.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
 from pgqueue.repository.jobs import JobValues
-from pgqueue.repository.tables import clock
+from pgqueue.repository.tables import A_WRITE, clock
 from pgqueue.rules.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.rules.unique import split_period
 from pgqueue.tasks.binding import Arguments, EncodedCall
@@ -323,9 +323,9 @@ class Task(Generic[P, R]):
             with self.owner.session() as session, session.begin():
                 # At a stricter level PostgreSQL refuses to change a job that another transaction
                 # has just changed, and the caller has no transaction to repeat.
-                if isinstance(session.get_bind(mapper=Job), Engine):
+                if isinstance(session.get_bind(**A_WRITE), Engine):
                     options = {"isolation_level": "READ COMMITTED"}
-                    session.connection(bind_arguments={"mapper": Job}, execution_options=options)
+                    session.connection(bind_arguments=A_WRITE, execution_options=options)
                 changed = self.enqueue(session, *args, **kwargs)
                 session.expunge(changed)  # as loaded: the COMMIT would expire it
                 return changed
