@@ -7,14 +7,21 @@ Secrets are the passwords of URLs, and the arguments that a task declares to be 
 import json
 import logging
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import date, time, timedelta
 from itertools import takewhile
+from threading import current_thread, main_thread
+from time import monotonic
+from types import TracebackType
 from typing import (
     Annotated,
     Any,
     TypeAlias,
+    TypedDict,
     TypeVar,
+    Unpack,
     get_args,
     get_origin,
     get_type_hints,
@@ -22,6 +29,15 @@ from typing import (
 from urllib.parse import quote
 
 T = TypeVar("T")
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+class LogOptions(TypedDict, total=False):
+    """The options of one line."""
+
+    exc_info: bool | BaseException | ExcInfo | None
+    extra: Mapping[str, object]
 
 
 class _Marked:
@@ -165,16 +181,89 @@ def secrets_among(args: Any, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(leaf for name in wanted & args.keys() for leaf in _leaves(args[name]))
 
 
-def logger(name: str) -> logging.Logger:
-    """Return a module's logger; its lines and tracebacks are redacted before any handler."""
-    found = logging.getLogger(name)
-    if not any(isinstance(one, _Redacting) for one in found.filters):
-        found.addFilter(_Redacting())
-    return found
+FIELDS = "pgqueue_fields"
+"""The ``extra`` of a line before its record is filtered: a record factory of the application may
+have set attributes of the same names, and ``logging`` would refuse to overwrite them."""
+
+
+class Log:
+    """Logs the lines of one module; its methods are those of :class:`logging.Logger`.
+
+    Record factories, filters, handlers and formatters are code of the application.  What they raise
+    is not raised here: a line that cannot be logged must cost no job and no thread of a worker.
+    Such a line is written to stderr, at most once in ``LOST_EVERY`` seconds.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.disabled = False
+        self._logger = logging.getLogger(name)
+        if not any(isinstance(one, _Redacting) for one in self._logger.filters):
+            self._logger.addFilter(_Redacting())
+
+    def debug(self, message: str, *args: object, **options: Unpack[LogOptions]) -> None:
+        self._log(logging.DEBUG, message, args, options)
+
+    def info(self, message: str, *args: object, **options: Unpack[LogOptions]) -> None:
+        self._log(logging.INFO, message, args, options)
+
+    def warning(self, message: str, *args: object, **options: Unpack[LogOptions]) -> None:
+        self._log(logging.WARNING, message, args, options)
+
+    def error(self, message: str, *args: object, **options: Unpack[LogOptions]) -> None:
+        self._log(logging.ERROR, message, args, options)
+
+    def critical(self, message: str, *args: object, **options: Unpack[LogOptions]) -> None:
+        self._log(logging.CRITICAL, message, args, options)
+
+    def exception(self, message: str, *args: object, **options: Unpack[LogOptions]) -> None:
+        self._log(logging.ERROR, message, args, {"exc_info": True, **options})
+
+    def log(self, level: int, message: str, *args: object, **options: Unpack[LogOptions]) -> None:
+        self._log(level, message, args, options)
+
+    def _log(self, level: int, message: str, args: tuple[object, ...], options: LogOptions) -> None:
+        try:
+            if self.disabled or not self._logger.isEnabledFor(level):
+                return
+            self._logger.log(
+                level,
+                message,
+                *args,
+                exc_info=options.get("exc_info"),
+                extra={FIELDS: options.get("extra") or {}},
+                stacklevel=3,  # the caller of debug, info and so on
+            )
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+                raise  # of the user, and not of a handler
+            _note_lost(message, error)
+
+
+def logger(name: str) -> Log:
+    """Return a module's log; its lines and tracebacks are redacted before any handler."""
+    return Log(name)
+
+
+LOST_EVERY = 10.0
+_lost_at = float("-inf")
+
+
+def _note_lost(message: str, error: BaseException) -> None:
+    """Say on stderr that a line is lost, without any code of the application."""
+    global _lost_at
+    now = monotonic()
+    if now - _lost_at < LOST_EVERY:
+        return
+    _lost_at = now
+    with suppress(BaseException):
+        sys.stderr.write(
+            f"pgqueue: a line could not be logged: {type(error).__name__}: {redacted(message)}\n"
+        )
 
 
 class _Redacting(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
+        record.__dict__.update(record.__dict__.pop(FIELDS, {}))
         # Log aggregators group records by template, so template and arguments stay separate.
         if record.args:
             if isinstance(record.args, Mapping):  # for a template with names

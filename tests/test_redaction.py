@@ -191,13 +191,12 @@ def test_a_cut_never_leaves_half_of_a_secret(offset: int, total: int) -> None:
 def test_a_log_line_and_its_traceback_are_redacted() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    logger = redaction.logger("pgqueue.tests")
-    logger.addHandler(handler)
+    logging.getLogger("pgqueue.tests").addHandler(handler)
     try:
         raise ValueError(f"postgresql://u:{CANARY}@h")
     except ValueError:
-        logger.exception("lost %s", f"amqp://u:{CANARY}@h")
-    logger.removeHandler(handler)
+        redaction.logger("pgqueue.tests").exception("lost %s", f"amqp://u:{CANARY}@h")
+    logging.getLogger("pgqueue.tests").removeHandler(handler)
 
     assert CANARY not in stream.getvalue()
     assert "Traceback" in stream.getvalue()
@@ -209,7 +208,7 @@ def records() -> Iterator[list[logging.LogRecord]]:
     found: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = found.append  # type: ignore[assignment,method-assign]
-    logger = redaction.logger("pgqueue.tests")
+    logger = logging.getLogger("pgqueue.tests")
     logger.addHandler(handler)
     yield found
     logger.removeHandler(handler)

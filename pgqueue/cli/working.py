@@ -199,9 +199,7 @@ def worker(
     \b
     Example:  pgqueue --app shop.jobs:queue worker --queues mail,default --concurrency 20
     """
-    lines = logging.StreamHandler()
-    lines.setFormatter(log_format)
-    logging.basicConfig(level=logging.INFO, handlers=[lines])  # not if the application has done it
+    lines = _log_to_stderr(log_format)
     if given.replaced_handler is not None:
         of_app, handler = given.replaced_handler
         of_app.removeHandler(handler)  # or each line of the application is written twice
@@ -244,6 +242,17 @@ def worker(
         metrics_host=metrics_host,
         **options,
     )
+
+
+def _log_to_stderr(formatter: logging.Formatter) -> logging.Handler:
+    """Give the root logger a handler, unless the application has done it."""
+    lines, root = logging.StreamHandler(), logging.getLogger()
+    lines.setFormatter(formatter)
+    # Libraries add NullHandlers, which write nothing.
+    if all(isinstance(handler, logging.NullHandler) for handler in root.handlers):
+        root.addHandler(lines)
+        root.setLevel(logging.INFO)
+    return lines
 
 
 def work(

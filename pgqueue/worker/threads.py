@@ -44,8 +44,8 @@ class WorkerThread(Thread, ABC):
             self.work()
         except BaseException as failure:
             # Only an error in pgqueue itself comes here: after database errors, threads retry.
-            logger.exception("%s ended with an unexpected error", self.name)
             self.failure = failure
+            logger.exception("%s ended with an unexpected error", self.name)
 
 
 def wait_until(condition: Callable[[], bool], seconds: Callable[[], float]) -> None:

@@ -4,6 +4,9 @@ import io
 import json
 import logging
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,10 @@ def of_logger(log: Any) -> dict[str, Any]:
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(JsonLines())
-    logger = redaction.logger("pgqueue.tests.json")
+    logger = logging.getLogger("pgqueue.tests.json")
     logger.addHandler(handler)
     try:
-        log(logger)
+        log(redaction.logger("pgqueue.tests.json"))
     finally:
         logger.removeHandler(handler)
     line: dict[str, Any] = json.loads(written.getvalue())
@@ -54,7 +57,7 @@ def test_a_number_that_json_has_not_is_null() -> None:
 
 
 def test_an_exception_is_written_as_masked_text() -> None:
-    def log(logger: logging.Logger) -> None:
+    def log(logger: redaction.Log) -> None:
         try:
             raise ValueError("postgresql://me:hidden@host/db is away")
         except ValueError:
@@ -102,6 +105,27 @@ class TestCommand:
         assert any(line.startswith("OURS job ") for line in lines)
         assert not any(line.startswith("{") and "job_id" in line for line in lines)
         assert any(line.startswith("OURS --log-format has no effect") for line in lines)
+
+    def test_a_null_handler_of_a_library_does_not_silence_the_worker(
+        self, shop: Path, engine: Engine, database_url: str
+    ) -> None:
+        enqueue(engine, shop, "add", (1, 2))
+        program = (
+            "import logging; logging.getLogger().addHandler(logging.NullHandler());"
+            "from pgqueue.cli import main;"
+            "main(['--app', 'shop:queue', 'worker', '--until-empty', '--log-jobs', 'info'])"
+        )
+        variables = os.environ | {"PGQUEUE_URL": database_url, "PYTHONPATH": str(shop)}
+
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=shop,
+            env=variables,
+            capture_output=True,
+            text=True,
+        )
+
+        assert "shop.add succeeded" in ended.stderr
 
     def test_without_the_extra_the_command_says_what_to_install(
         self, shop: Path, database_url: str

@@ -1,0 +1,140 @@
+"""What a worker calls of the application may raise anything: only its own job pays for it."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import Engine, select
+from worker_rig import endings
+
+from pgqueue import AttemptEnded, Job, JobContext, PgQueue, Retry, Worker
+from pgqueue.context import Around
+
+ERRORS = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+Break = Callable[[], None]
+
+
+class Surrounded(PgQueue):
+    """Its contexts around jobs raise for the job ``bad``."""
+
+    breaks: tuple[str, Break] = ("", lambda: None)
+
+    def around_jobs(self) -> Around:
+        return self._around
+
+    @contextmanager
+    def _around(self, ctx: JobContext) -> Iterator[None]:
+        where, raise_error = self.breaks
+        if ctx.task == "bad" and where == "enter":
+            raise_error()
+        yield
+        if ctx.task == "bad" and where == "leave":
+            raise_error()
+
+
+def in_handler(queue: Surrounded, raise_error: Break) -> None:
+    queue.task(name="bad", retry=Retry.never())(raise_error)
+
+
+def in_async_handler(queue: Surrounded, raise_error: Break) -> None:
+    @queue.task(name="bad", retry=Retry.never())
+    async def bad() -> None:
+        raise_error()
+
+
+def in_str(queue: Surrounded, raise_error: Break) -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise_error()
+            return ""
+
+    @queue.task(name="bad", retry=Retry.never())
+    def bad() -> None:
+        raise Broken
+
+
+def in_retry(queue: Surrounded, raise_error: Break) -> None:
+    def decide(_attempt: int, _error: BaseException) -> float:
+        raise_error()
+        return 0.0
+
+    @queue.task(name="bad", retry=Retry(decide))
+    def bad() -> None:
+        raise LookupError
+
+
+def in_middleware(queue: Surrounded, raise_error: Break) -> None:
+    @queue.middleware
+    @contextmanager
+    def around(ctx: JobContext) -> Iterator[None]:
+        if ctx.task == "bad":
+            raise_error()
+        yield
+
+    queue.task(name="bad", retry=Retry.never())(lambda: None)
+
+
+def at_entry(queue: Surrounded, raise_error: Break) -> None:
+    queue.breaks = ("enter", raise_error)
+    queue.task(name="bad", retry=Retry.never())(lambda: None)
+
+
+def at_exit(queue: Surrounded, raise_error: Break) -> None:
+    queue.breaks = ("leave", raise_error)
+    queue.task(name="bad", retry=Retry.never())(lambda: None)
+
+
+def in_finish(queue: Surrounded, raise_error: Break) -> None:
+    @queue.task(name="bad", retry=Retry.never())
+    def bad(ctx: JobContext) -> None:
+        with ctx.finish():
+            raise_error()
+
+
+PLACES = (
+    in_handler,
+    in_async_handler,
+    in_str,
+    in_retry,
+    in_middleware,
+    at_entry,
+    at_exit,
+    in_finish,
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("error", ERRORS)
+def test_the_job_fails_and_the_next_one_runs(
+    engine: Engine, place: Callable[[Surrounded, Break], None], error: type[BaseException]
+) -> None:
+    def raise_error() -> None:
+        raise error("of the application")
+
+    queue = Surrounded(engine)
+    place(queue, raise_error)
+    good = queue.task(name="good")(lambda: None)
+    queue.tasks["bad"].delay()
+    good.delay()
+
+    ended = endings(Worker(queue, concurrency=1))
+    assert ended == {"retried" if place is in_retry else "failed": 1, "succeeded": 1}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_callback_costs_no_job(engine: Engine, error: type[BaseException]) -> None:
+    queue = PgQueue(engine)
+    seen: list[int] = []
+    good = queue.task(name="good")(lambda: None)
+    good.delay()
+    good.delay()
+
+    @queue.on_attempt_end
+    def count(ended: AttemptEnded) -> None:
+        seen.append(ended.job_id)
+        raise error("of the application")
+
+    assert endings(Worker(queue, concurrency=1)) == {"succeeded": 2}
+    with queue.session() as session:
+        assert seen == list(session.scalars(select(Job.id).order_by(Job.id)))
