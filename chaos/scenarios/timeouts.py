@@ -129,12 +129,12 @@ def coroutines_are_not_timed(patch: Patch) -> None:
 @mutation
 def processes_are_not_timed(patch: Patch) -> None:
     """Whoever waits for a child process waits until its handler returns."""
-    from pgqueue.worker.processes import Child
+    from pgqueue.worker.processes.pool import ChildProcess
 
-    def answers(self, *, until):  # type: ignore[no-untyped-def]
-        return in_time(self, until=None)
+    def wait_for(self, event, *, until):  # type: ignore[no-untyped-def]
+        return in_time(self, event, until=None)
 
-    in_time = patch.set(Child, "_answers", answers)
+    in_time = patch.set(ChildProcess, "_wait_for", wait_for)
 
 
 @mutation

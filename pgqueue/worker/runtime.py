@@ -23,7 +23,7 @@ from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.job_log import job_log
 from pgqueue.worker.ledger import Ledger
 from pgqueue.worker.outage import Outage
-from pgqueue.worker.processes import ProcessPool
+from pgqueue.worker.processes.pool import ProcessPool
 from pgqueue.worker.progress import ProgressWriter
 from pgqueue.worker.server_clock import ServerClock
 from pgqueue.worker.until_empty import HandlerErrors

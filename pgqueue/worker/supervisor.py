@@ -38,7 +38,7 @@ from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.heartbeat import Heartbeat
 from pgqueue.worker.ledger import STALE
 from pgqueue.worker.loop import Loop
-from pgqueue.worker.processes import ProcessPool
+from pgqueue.worker.processes.pool import ProcessPool
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.settler import Settler

@@ -5,16 +5,19 @@ A worker in the test's own process forks its children, so that tasks may be defi
 
 import ctypes
 import logging
+import mmap
 import os
+import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ import process_tasks
 import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import scoped_session, sessionmaker
-from worker_rig import Rig, endings, wait_until
+from worker_rig import Rig, endings, promised, wait_until
 
 from pgqueue import (
     AttemptEnded,
@@ -41,7 +44,7 @@ from pgqueue import (
     WorkerBroken,
 )
 
-MEBIBYTE = 2**20
+GIBIBYTE = 2**30
 SOON = timedelta(seconds=0.3)
 AT_ONCE = Retry.constant(timedelta(0))
 
@@ -69,6 +72,12 @@ def bad_attempts(queue: PgQueue, job_id: int) -> list[str]:
     with queue.session() as session:
         of_job = select(JobAttempt).where(JobAttempt.job_id == job_id).order_by(JobAttempt.attempt)
         return [str(attempt.outcome) for attempt in session.scalars(of_job)]
+
+
+def is_leased(queue: PgQueue, job_id: int) -> bool:
+    with queue.session() as session:
+        found = text("SELECT EXISTS (SELECT FROM pgqueue.leases WHERE target_id = :job)")
+        return bool(session.scalar(found, {"job": job_id}))
 
 
 def is_gone(pid: int) -> bool:
@@ -238,20 +247,25 @@ def test_a_timeout_ends_whatever_the_handler_does(queue: PgQueue, tmp_path: Path
 
 
 def test_memory_is_limited_while_a_handler_of_the_task_runs(queue: PgQueue) -> None:
-    def fill(mebibytes: int) -> int:
-        return len(bytearray(mebibytes * MEBIBYTE)) // MEBIBYTE
+    """In sizes beside which that of a process, which nobody knows beforehand, is nothing."""
 
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    limited = in_child(queue, fill, memory_limit=size + 128 * MEBIBYTE)
-    unlimited = in_child(queue, fill, name="unlimited")
-    cramped = in_child(queue, fill, name="cramped", memory_limit=16 * MEBIBYTE)
-    jobs = [limited.delay(8), unlimited.delay(200), limited.delay(200), limited.delay(9)]
+    def reserve(gibibytes: int) -> int:
+        size, flags = gibibytes * GIBIBYTE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        try:
+            return len(mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ)) // GIBIBYTE
+        except OSError as error:
+            raise MemoryError from error
+
+    limited = in_child(queue, reserve, memory_limit=64 * GIBIBYTE)
+    unlimited = in_child(queue, reserve, name="unlimited")
+    cramped = in_child(queue, reserve, name="cramped", memory_limit=16 * 2**20)
+    jobs = [limited.delay(32), unlimited.delay(65), limited.delay(65), limited.delay(33)]
     too_small = cramped.delay(1).id
 
     endings(Worker(queue, concurrency=1))
 
     fits, elsewhere, fits_not, fits_again = (job_of(queue, job.id) for job in jobs)
-    assert (fits.result, elsewhere.result, fits_again.result) == (8, 200, 9)
+    assert (fits.result, elsewhere.result, fits_again.result) == (32, 65, 33)
     assert bad_attempts(queue, fits_not.id) == ["failed"]
     assert "raise it well above that" in (job_of(queue, too_small).last_error or "")
 
@@ -532,6 +546,195 @@ def test_ctx_finish_says_that_it_needs_a_thread(queue: PgQueue) -> None:
     endings(Worker(queue))
 
     assert "leave executor='process' away" in (job_of(queue, job).last_error or "")
+
+
+def test_what_a_handler_leaves_in_its_process_is_not_there_for_the_next_job(
+    queue: PgQueue, tmp_path: Path
+) -> None:
+    def leave(what: str) -> int:
+        match what:
+            case "thread":
+                threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+            case "timer":
+                signal.setitimer(signal.ITIMER_REAL, 600)
+            case "limit":
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            case "handler of a signal":
+                signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            case "blocked signal":
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+            case "umask":
+                os.umask(0o777)
+            case "directory":
+                os.chdir(tmp_path)
+            case "environment":
+                os.environ["LEFT_BY"] = "a handler"
+        return os.getpid()
+
+    places = ["thread", "timer", "limit", "umask", "directory", "environment"]
+    places += ["handler of a signal", "blocked signal"]
+    leaving, next_one = in_child(queue, leave), in_child(queue, os.getpid, name="next")
+    jobs = [(leaving.delay(what).id, next_one.delay().id) for what in places]
+
+    assert endings(Worker(queue, concurrency=1)) == {"succeeded": 2 * len(places)}
+
+    kept = [
+        what
+        for what, (left, after) in zip(places, jobs, strict=True)
+        if result(queue, left) == result(queue, after)
+    ]
+    assert kept == []
+
+
+def test_a_crash_that_another_job_may_have_caused_is_tried_again_in_a_fresh_child(
+    queue: PgQueue, tmp_path: Path
+) -> None:
+    damage: list[int] = []
+    starts = tmp_path / "starts"
+
+    def harm() -> None:
+        damage.append(os.getpid())
+
+    def suffer(always: bool) -> list[int]:
+        with starts.open("a") as notes:
+            notes.write(f"{always} ")
+        if damage or always:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return damage
+
+    harming, suffering = in_child(queue, harm), in_child(queue, suffer)
+    jobs = [harming.delay(), suffering.delay(False), harming.delay(), suffering.delay(True)]
+
+    endings(Worker(queue, concurrency=1))
+
+    unharmed, culprit = jobs[1].id, jobs[3].id
+    assert result(queue, unharmed) == []
+    assert bad_attempts(queue, unharmed) == []
+    assert bad_attempts(queue, culprit) == ["crashed"]
+    assert starts.read_text().split() == ["False"] * 2 + ["True"] * 2
+
+
+def test_half_a_message_is_waited_for_until_the_timeout(queue: PgQueue) -> None:
+    def begin_to_answer() -> None:
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                    os.write(int(number), struct.pack("!I", 100) + b"half")
+        time.sleep(600)
+
+    job = in_child(queue, begin_to_answer, timeout=SOON).delay().id
+
+    assert endings(Worker(queue, concurrency=1)) == {"failed": 1}
+    assert bad_attempts(queue, job) == ["timeout"]
+
+
+def test_an_answer_that_cannot_be_read_ends_the_attempt_and_its_process(
+    queue: PgQueue, tmp_path: Path
+) -> None:
+    class Unreadable(timedelta):
+        def __reduce__(self) -> Any:
+            return int, ("no number",)
+
+    class Unsendable(timedelta): ...
+
+    def answer(how: str, pids: str) -> Snooze | Cancel:
+        Path(pids, str(os.getpid())).touch()
+        match how:
+            case "unreadable":
+                return Snooze(Unreadable(hours=1))
+            case "unsendable":
+                return Snooze(Unsendable(hours=1))
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                    os.write(int(number), b"printed into the wrong file")
+        time.sleep(600)
+        return Cancel()
+
+    task = in_child(queue, answer)
+    jobs = {how: task.delay(how, str(tmp_path)).id for how in ("unreadable", "unsendable", "text")}
+
+    with working(Worker(queue, concurrency=1)):
+        wait_until(lambda: all(job_of(queue, job).outcome for job in jobs.values()), what="all end")
+        unreadable = [int(path.name) for path in tmp_path.iterdir()]
+        wait_until(lambda: any(map(is_gone, unreadable)), what="a process is gone")
+
+    errors = {how: job_of(queue, job).last_error or "" for how, job in jobs.items()}
+    assert "cannot be unpickled" in errors["unreadable"]
+    assert "cannot be pickled" in errors["unsendable"]
+    assert "no message" in errors["text"]
+    assert all(bad_attempts(queue, job) == ["failed"] for job in jobs.values())
+
+
+def test_the_number_of_a_child_that_has_ended_is_not_killed(
+    queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be another program's by then."""
+    job = in_child(queue, os.getpid, name="pid").delay().id
+    killed: set[int] = set()
+
+    def noting(kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        def note(pid: int, number: int) -> None:
+            killed.add(pid)
+            kill(pid, number)
+
+        return note
+
+    with working(Worker(queue, concurrency=1)):
+        wait_until(lambda: job_of(queue, job).outcome, what="the job ends")
+        pid = result(queue, job)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="the child is waited for")
+        for name in ("kill", "killpg"):
+            monkeypatch.setattr(os, name, noting(getattr(os, name)))
+
+    assert pid not in killed
+
+
+def test_a_frozen_server_keeps_neither_a_timeout_nor_a_stop(queue: PgQueue) -> None:
+    def freeze() -> None:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(600)
+
+    late = in_child(queue, freeze, timeout=SOON).delay().id
+    waiting = in_child(queue, os.getpid, name="pid")
+
+    with working(Worker(queue, concurrency=1, grace=timedelta(0))):
+        wait_until(lambda: job_of(queue, late).outcome, what="the timeout is carried out")
+        job = waiting.delay().id
+        wait_until(lambda: is_leased(queue, job), what="the job waits for a child")
+        began = time.monotonic()
+
+    assert time.monotonic() - began < promised(3)
+    assert bad_attempts(queue, late) == ["timeout"]
+    assert (job_of(queue, job).attempts, bad_attempts(queue, job)) == (0, [])
+
+
+def test_only_a_job_that_is_cancelled_is_killed(queue: PgQueue) -> None:
+    """Older code leaves the request to kill a job when it requeues the job."""
+
+    def run_on(ctx: JobContext) -> str:
+        request = text(
+            "UPDATE pgqueue.jobs SET kill_requested_at = clock_timestamp() WHERE id = :id"
+        )
+        with queue.session() as session, session.begin():
+            session.execute(request, {"id": ctx.job_id})
+        after = in_turn.delay().id  # its cancel is read after the request to kill
+        wait_until(lambda: is_leased(queue, after), what="another handler runs")
+        with queue.session() as session, session.begin():
+            queue.cancel(session, after)
+        wait_until(lambda: job_of(queue, after).outcome, what="a later cancel is carried out")
+        return "unharmed"
+
+    @queue.task(name="in_turn")
+    def in_turn(ctx: JobContext) -> None:
+        wait_until(ctx.is_cancelled, what="the handler reads of its cancel")
+
+    job = in_child(queue, run_on).delay().id
+
+    endings(Worker(queue, concurrency=2))
+
+    assert result(queue, job) == "unharmed"
 
 
 def test_a_thread_that_a_handler_leaves_does_not_keep_the_worker(queue: PgQueue) -> None:
