@@ -11,7 +11,7 @@ from inspect import formatannotation
 from typing import Annotated, Any, get_args, get_origin
 
 from pgqueue.dashboard.routing import Asked
-from pgqueue.redaction import secrets_among
+from pgqueue.redaction import MASK, secrets_among
 from pgqueue.tasks import Task
 
 PREFIX = "arg."
@@ -98,6 +98,9 @@ def read_fields(
             continue
         if field.is_secret or field.name not in shown or not _same(value, shown[field.name]):
             given[field.name] = value
+            if MASK in field.text and MASK in text:
+                error = f"has {MASK} in place of a secret; leave it as it was, or write the secret"
+                sent[-1] = replace(sent[-1], error=error)
     faults = task.payload.faults(given)  # which quote no value
     return given, [replace(one, error=faults.get(one.name, one.error)) for one in sent]
 

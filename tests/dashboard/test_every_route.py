@@ -14,6 +14,7 @@ from visitor import SECRET, Visitor
 from pgqueue import Limit, PgQueue, Retry, Worker
 from pgqueue.dashboard.pages import ROUTES
 from pgqueue.dashboard.routing import Route
+from pgqueue.repository.error_groups import in_hex
 from pgqueue.testing.databases import fresh_database
 
 MARK = "zebra"
@@ -120,6 +121,20 @@ def test_a_limited_user_sees_nothing_of_other_jobs(
             said = said.replace(query.partition("=")[2].partition(":")[2] or "\0", "")
             assert MARK not in said, f"{address} {query}"
             assert response.status_code < 500
+
+
+def test_a_limited_user_finds_no_type_of_an_error_by_its_fingerprint(shared_engine: Engine) -> None:
+    with Session(shared_engine) as session:
+        fingerprint = session.execute(text("SELECT min(fingerprint) FROM pgqueue.error_groups"))
+        line = f"error:{in_hex(fingerprint.scalar_one())}"
+    queue, query = application(shared_engine), {"action": "requeue", "q": line}
+
+    def preview(**scope: Any) -> str:
+        visitor = Visitor(queue, **scope)
+        return str(visitor.get("/actions/preview", query_string=query).text)
+
+    assert "ValueError" in preview()
+    assert "ValueError" not in preview(queues={"none"})
 
 
 @pytest.mark.parametrize("scope", [{"queues": {"ours"}}, {"tags": {"us"}}], ids=str)

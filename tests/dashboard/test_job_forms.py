@@ -136,6 +136,15 @@ class TestEdit:
         assert jobs(engine)[0].args == {"card": "4711-0815", "note": "b"}
         assert "4711-0815" not in str([one.after for one in actions(engine)])
 
+    def test_a_mask_in_a_field_is_not_stored(self, queue: PgQueue, engine: Engine) -> None:
+        later(queue, "pay", CARD, f"paid by {CARD}, late")
+
+        refused = edited(Visitor(queue), **{"arg.note": '"paid by ***, early"'})
+
+        assert refused.status_code == 400
+        assert "in place of a secret" in refused.text
+        assert jobs(engine)[0].args == {"card": CARD, "note": f"paid by {CARD}, late"}
+
     @pytest.mark.parametrize(
         ("change", "words"),
         [

@@ -4,6 +4,7 @@ import csv
 import re
 from datetime import timedelta
 from html import unescape
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -165,14 +166,15 @@ def test_a_user_of_some_jobs_sees_no_other(queue: PgQueue, scope: dict[str, Any]
 
 
 def test_a_spreadsheet_takes_no_cell_for_a_formula(queue: PgQueue) -> None:
-    for words in ("=1+1", "+1", "-1", "@x", "\t=1", 'plain, "quoted"'):
+    for words in ("=1+1", "+1", "-1", "@x", "\t=1", "\n=1", "\uff1d1", 'plain, "quoted"'):
         queue.tasks["fail"].delay(words)
     run(queue)
 
     response = Visitor(queue).get("/jobs.csv?q=status:failed")
-    errors = [line["last_error"] for line in csv.DictReader(response.text.splitlines())]
+    errors = [line["last_error"] for line in csv.DictReader(StringIO(response.text, newline=""))]
 
-    assert errors[::-1] == ["'=1+1", "'+1", "'-1", "'@x", "'\t=1", 'plain, "quoted"']
+    formulas = ["=1+1", "+1", "-1", "@x", "\t=1", "\n=1", "\uff1d1"]
+    assert errors[::-1] == [*(f"'{formula}" for formula in formulas), 'plain, "quoted"']
 
 
 def test_selected_jobs_and_all_that_match_are_changed(queue: PgQueue, engine: Engine) -> None:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine
 from visitor import SECRET, Visitor
 
-from chaos.interleavings.logical_workers import committed, stored
+from chaos.interleavings.logical_workers import committed, execute, stored
 from pgqueue import OperatorAction, PausedTask, PgQueue
 from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.task_minutes import ENDED, TaskMinutes
@@ -124,3 +124,16 @@ def test_a_task_of_any_name_has_its_pages(queue: PgQueue, name: str) -> None:
 
     assert f"<h1>{escape(name)}</h1>" in visitor.get(address).text
     assert f"<h1>Enqueue {escape(name)}</h1>" in visitor.get(f"{address}/enqueue").text
+
+
+def test_many_tasks_have_an_end(queue: PgQueue, engine: Engine) -> None:
+    more = (
+        "INSERT INTO pgqueue.paused_tasks (task) SELECT 'task-' || n FROM generate_series(1, 600) n"
+    )
+    execute(engine, more)
+    visitor = Visitor(queue)
+
+    assert "102 more tasks have used less time" in visitor.text("/tasks")
+    words = visitor.text("/")
+    assert words.count("is paused since") == 10
+    assert "more tasks are paused, too" in words

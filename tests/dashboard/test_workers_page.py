@@ -102,6 +102,7 @@ def test_a_user_of_some_queues_sees_their_workers_and_no_other_job(
     queue: PgQueue, engine: Engine
 ) -> None:
     start_worker(engine, "secret-tenant", host="hidden")
+    start_worker(engine, "mail", "secret-tenant", host="both")
     shared = start_worker(engine, "*", host="shared")
     claim(engine, shared, queue.tasks["bill"].delay().id)
     visitor = Visitor(queue, queues={"mail"})
@@ -110,6 +111,8 @@ def test_a_user_of_some_queues_sees_their_workers_and_no_other_job(
 
     assert "shared:77" in words
     assert "a job that you may not see" in words
+    assert "both:77" in words
+    assert "secret-tenant" not in words
     assert not {"hidden", "bill", "Quiet"} & set(words.split())
     assert visitor.post("/workers/quiet", {"worker": str(shared)}).status_code == 403
 

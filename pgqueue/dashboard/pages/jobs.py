@@ -33,8 +33,8 @@ LONGEST_CELL = 2000
 """Characters of arguments and errors; the list shows fewer."""
 WAITING = frozenset({JobStatus.PENDING, JobStatus.BLOCKED})
 DEAD = frozenset({JobStatus.FAILED, JobStatus.CANCELLED})
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet may take for a formula, at the beginning of a cell."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What a spreadsheet may take for a formula, at the beginning of a cell; also in full width."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,9 +162,10 @@ def options_in_words(action: Action) -> str:
 
 
 def errors_of(asked: Asked, fingerprints: Iterable[int | None]) -> Mapping[Any, str]:
-    """The types of errors, by which filters choose jobs."""
+    """The types of errors, by which filters choose jobs; none for a user who sees some of the jobs:
+    an error may be that of others only."""
     wanted = {one for one in fingerprints if one is not None}
-    if not wanted:
+    if not wanted or asked.access.is_limited:
         return {}
     found = asked.part("the errors", lambda session: ErrorGroups(session).types(wanted))
     return found or {}

@@ -25,6 +25,7 @@ LATELY = HOUR
 NEWEST, MOST_GROUPS = 10, 5
 """Of so many groups with the newest errors, those with the most failed jobs are shown."""
 MOST_TASKS = MOST_QUEUES = 10
+MOST_PAUSED = 10
 
 PAGE_OF = {
     "workers": ("workers", "Workers"),
@@ -104,7 +105,11 @@ def _pauses(queues: Sequence[QueueRow]) -> Iterator[Need]:
 
 
 def _paused_tasks(session: Session) -> Iterator[Need]:
-    for row in session.scalars(select(PausedTask).order_by(PausedTask.task)):
+    rows = session.scalars(select(PausedTask).order_by(PausedTask.task).limit(MOST_PAUSED + 1))
+    for number, row in enumerate(rows):
+        if number == MOST_PAUSED:
+            yield Need("blocked", "more tasks", "are paused, too", "tasks", "Tasks")
+            return
         words = f"is paused since {row.paused_at:%d %b %H:%M} UTC"
         fields = {"task": row.task}
         yield Need("blocked", f"task {row.task}", words, "resume_task", "Resume", fields, "pause")

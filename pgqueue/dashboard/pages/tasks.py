@@ -25,6 +25,7 @@ SPANS = {
     "week": (timedelta(days=7), HOUR),
 }
 """The times of charts, each with the size of its parts."""
+MOST_TASKS = 500
 FOR_ALL = "tasks run in all queues, and you may see only some of the jobs"
 
 
@@ -63,7 +64,15 @@ def tasks(asked: Asked) -> Page:
         rows = asked.part("the tasks", partial(read_tasks, asked, SPANS[span][0]))
     since = {"hour": "1h", "day": "1d", "week": "7d"}[span]
     command = f"pgqueue stats --since {since}"
-    return Page("tasks.html", title="Tasks", rows=rows, span=span, spans=SPANS, command=command)
+    return Page(
+        "tasks.html",
+        title="Tasks",
+        rows=None if rows is None else rows[:MOST_TASKS],
+        left=0 if rows is None else max(len(rows) - MOST_TASKS, 0),
+        span=span,
+        spans=SPANS,
+        command=command,
+    )
 
 
 class Bar(NamedTuple):

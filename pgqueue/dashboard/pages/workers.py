@@ -35,6 +35,8 @@ class WorkerRow:
     slots: Sequence[Square]
     longest: HeldJob | None
     """The job that it has held longest, of those that the user may see."""
+    queues: Sequence[str]
+    """Those that it serves, of those that the user may see."""
 
     @property
     def lives(self) -> tuple[str, str]:
@@ -60,8 +62,15 @@ def read_workers(asked: Asked, session: Session) -> list[WorkerRow]:
         if queues is None or jobs or any(serves(state.queues, name) for name in queues):
             squares = [_square(asked, job) for job in state.jobs[: state.slots]]
             squares += [Square("free", "free", None)] * (state.slots - len(squares))
-            found.append(WorkerRow(state, squares[:MOST_SLOTS], jobs[0] if jobs else None))
+            longest = jobs[0] if jobs else None
+            found.append(WorkerRow(state, squares[:MOST_SLOTS], longest, _served(asked, state)))
     return found
+
+
+def _served(asked: Asked, state: WorkerState) -> Sequence[str]:
+    if not asked.access.is_limited:
+        return state.queues
+    return [name for name in sorted(asked.access.queues or ()) if serves(state.queues, name)]
 
 
 def _may_see(asked: Asked, job: HeldJob) -> bool:
