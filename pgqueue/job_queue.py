@@ -40,6 +40,7 @@ from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import autocommitting, in_savepoint
 from pgqueue.database.handlers import session_in_savepoint
 from pgqueue.database.opening import (
+    connect_idle,
     connection_parameters,
     on_psycopg,
     refuse_others,
@@ -293,6 +294,23 @@ class PgQueue(Operations):
         """
         connection = self.connection
         return autocommitting(self.engine) if connection is None else in_savepoint(connection)
+
+    @contextmanager
+    def read_committed(self) -> Iterator[Session]:
+        """A Session in a transaction of its own, which is committed at the end.
+
+        At a stricter level PostgreSQL refuses to change a job that another transaction has just
+        changed, and the caller has no transaction to repeat.  If the queue is bound to a
+        Connection: in a savepoint.
+        """
+        if self.connection is not None:
+            with self.session() as session, session.begin():
+                yield session
+            return
+        with connect_idle(self.engine) as connection:
+            connection.execution_options(isolation_level="READ COMMITTED")
+            with Session(connection) as session, session.begin():
+                yield session
 
     @property
     def sessions(self) -> sessionmaker[Session]:

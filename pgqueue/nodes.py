@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import URL, Engine, NullPool, create_engine
 from sqlalchemy.exc import OperationalError
 
-from pgqueue.database.opening import on_psycopg
+from pgqueue.database.opening import connect_idle, on_psycopg
 from pgqueue.errors import ArgumentsError, OptionError, PgQueueError, SchemaError
 from pgqueue.repository.nodes import HIGHEST_NUMBER, read_number
 from pgqueue.schema import citus
@@ -89,7 +89,7 @@ def coordinator_of(engine: Engine) -> URL | None:
 
 def _group_and_nodes(engine: Engine) -> tuple[int | None, list[Node]]:
     at = on_psycopg(engine.url).difference_update_query(["host", "port"])
-    with engine.connect() as connection:
+    with connect_idle(engine) as connection:
         connection.detach()  # asked once: the pool keeps none
         group = citus.group_of(connection)
         known = [] if group is None else citus.nodes_known(connection)
@@ -105,7 +105,7 @@ def number_in_list(engine: Engine, nodes: Sequence[Node]) -> None:
     name, names = Node(engine.url).name, [node.name for node in nodes]
     if name not in names:
         return
-    with engine.connect() as connection:
+    with connect_idle(engine) as connection:
         if citus.group_of(connection) is not None or read_number(connection):
             return
     with ExitStack() as stack:
@@ -122,5 +122,5 @@ def number_in_list(engine: Engine, nodes: Sequence[Node]) -> None:
         wait_for_other_upgrades(connections[0])
         numbers = [read_number(connection) or 0 for connection in connections]
         if not numbers[names.index(name)]:
-            with engine.begin() as connection:
+            with connect_idle(engine) as connection, connection.begin():
                 citus.set_number(connection, max(numbers) + 1)

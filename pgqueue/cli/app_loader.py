@@ -16,7 +16,7 @@ import click
 from sqlalchemy.orm import Session
 
 from pgqueue import schema
-from pgqueue.database.opening import on_psycopg
+from pgqueue.database.opening import end_open_transactions, on_psycopg
 from pgqueue.errors import NotBound, SchemaError
 from pgqueue.job_queue import PgQueue
 from pgqueue.terminal import one_line
@@ -76,6 +76,8 @@ class CliState:
 @contextmanager
 def opened(queue: PgQueue) -> Iterator[Session]:
     """A session, after a check that this code can work with the tables."""
+    if queue.connection is None:
+        end_open_transactions(queue.engine)  # or the isolation level could not be set
     with queue.session() as session:
         # Whatever the default of the application's engine: the steps of an operation must see what
         # others have committed meanwhile.

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine
 
+from pgqueue.database.opening import connect_idle
 from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.errors import NoTransaction
 from pgqueue.repository.fast_path import driver_unseen
@@ -17,7 +18,7 @@ def autocommitting(engine: Engine) -> Iterator[Connection]:
     SQLAlchemy would set and reset autocommit as an isolation level, which takes longer than to
     take the connection from the pool.
     """
-    with engine.connect() as connection:
+    with connect_idle(engine) as connection:
         driver = driver_unseen(connection)
         if driver is None or driver.autocommit:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")

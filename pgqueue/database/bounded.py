@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from pgqueue.database.opening import with_own_pool, worker_engine
+from pgqueue.database.opening import connect_idle, with_own_pool, worker_engine
 from pgqueue.database.settings import NOTHING_HIDDEN
 from pgqueue.repository.transactions import set_local
 
@@ -52,7 +52,7 @@ class BoundedTransactions:
         if not self._free.acquire(timeout=LONGEST_WAIT):
             raise PoolTimeout("the two connections of the dashboard are in use; try again")
         try:
-            with self._own.connect() as connection:
+            with connect_idle(self._own) as connection:
                 connection.execution_options(isolation_level="READ COMMITTED")
                 with connection.begin(), Session(connection) as session:
                     settings = READ_ONLY if read_only else LIMITS

@@ -1,13 +1,15 @@
 """How connections are opened and set up: a worker's own, and those of the application's pool."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url
+import psycopg
+from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import IsolationLevel
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from pgqueue import redaction
 from pgqueue.database.keepalive import (
@@ -16,7 +18,7 @@ from pgqueue.database.keepalive import (
     name_of_connection,
     notice_loss_of_server,
 )
-from pgqueue.errors import ArgumentsError
+from pgqueue.errors import ArgumentsError, PgQueueError
 from pgqueue.repository.transactions import set_config
 
 logger = redaction.logger(__name__)
@@ -63,6 +65,82 @@ def worker_engine(engine: Engine) -> Engine:
     return create_engine(engine.url.set(drivername=DRIVER), max_overflow=1000)
 
 
+class ConnectFailed(PgQueueError):
+    """Code of the application, which ran while a connection was opened, has raised an error."""
+
+
+_contexts: "WeakKeyDictionary[Dialect, Callable[[], AbstractContextManager[object]]]" = (
+    WeakKeyDictionary()
+)
+"""By dialect, which an engine shares with its copies and keeps when it is disposed of."""
+
+
+def call_listeners_in(
+    engine: Engine, context: Callable[[], AbstractContextManager[object]]
+) -> None:
+    """Call the application's listeners for new connections of an engine in this context.
+
+    They may need one, such as Flask's; the threads of a worker have none.
+    """
+    _contexts[engine.dialect] = context
+
+
+def connect(engine: Engine) -> Connection:
+    """A connection of the engine's pool, whose listeners may have left a transaction open."""
+    with _contexts.get(engine.dialect, nullcontext)():
+        return engine.connect()
+
+
+def end_open_transactions(engine: Engine) -> None:
+    """Commit what the listeners of an engine leave open, for the rest of this process.
+
+    For a program of pgqueue's own.  An application may want the rest of its listener's transaction.
+    """
+    if not event.contains(engine, "checkout", _commit_left_open):
+        event.listen(engine, "checkout", _commit_left_open)  # after those of the application
+
+
+def _commit_left_open(connection: Any, *_: Any) -> None:
+    connection.commit()
+
+
+def connect_idle(engine: Engine) -> Connection:
+    """A connection of the engine's pool, in no transaction, so that its mode can be set.
+
+    A listener for ``connect`` or ``checkout`` may have left a transaction open.  It is committed:
+    a rollback would undo the settings of the listener.  Sends nothing if there is none.
+    """
+    connection = connect(engine)
+    try:
+        driver: Any = connection.connection.dbapi_connection
+        driver.commit()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def warn_of_unheard_listeners(engine: Engine, used: Engine) -> None:
+    """Warn if a worker's connections are another engine's, whose listeners are not called."""
+    if used is engine:
+        return
+    events = engine.pool.dispatch
+    listeners = [*events.connect, *events.checkout, *events.first_connect]
+    theirs = [
+        getattr(one, "__qualname__", repr(one))
+        for one in listeners
+        if not (getattr(one, "__module__", None) or "").startswith("sqlalchemy.")
+    ]
+    if theirs:
+        logger.warning(
+            "the engine is on %s, so the worker makes connections of its own on psycopg, and the "
+            "listeners of the engine for connections are not called there: %s; make the engine "
+            "with postgresql+psycopg, or give settings as options in its URL",
+            engine.dialect.driver,
+            ", ".join(theirs),
+        )
+
+
 @contextmanager
 def worker_engine_for_now(engine: Engine) -> Iterator[Engine]:
     """Like :func:`worker_engine`; closes the connections of the copy at the end."""
@@ -98,6 +176,21 @@ def with_own_pool(engine: Engine) -> Engine:
     return private
 
 
+def _connect_for_worker(engine: Engine) -> Connection:
+    """The same as :func:`connect_idle`; any error of the application's code is a ConnectFailed, for
+    which a thread of a worker waits as for the database."""
+    try:
+        return connect_idle(engine)
+    except (SQLAlchemyError, psycopg.Error):
+        raise
+    except Exception as error:
+        raise ConnectFailed(
+            "no connection: a listener or creator of the engine has raised "
+            f"{type(error).__name__}: {error}; a worker calls it in its threads, outside of a "
+            "request"
+        ) from error
+
+
 @contextmanager
 def own_connection(
     engine: Engine,
@@ -114,11 +207,11 @@ def own_connection(
         # Make the dialect query the server's properties, through the application's pool.
         # SQLAlchemy does this at the first connection of a pool, and other threads wait for it only
         # in the same pool; in another pool they would use a half-initialized dialect.
-        with engine.connect() as connection:
+        with _connect_for_worker(engine) as connection:
             connection.detach()  # otherwise it would stay in the pool
     # Handlers that hold all connections of the application's pool must not keep a worker from its
     # heartbeat.
-    with with_own_pool(engine).connect() as connection:
+    with _connect_for_worker(with_own_pool(engine)) as connection:
         connection.execution_options(isolation_level=isolation_level)
         connection.detach()
         name = name_of_connection(driver_connection(connection), purpose)
@@ -184,7 +277,7 @@ def isolation_of(engine: Engine) -> IsolationLevel:
 
     For an engine in AUTOCOMMIT, whose handlers have transactions all the same: READ COMMITTED.
     """
-    with engine.connect() as connection:
+    with _connect_for_worker(engine) as connection:
         connection.detach()
         level = connection.get_isolation_level()
         return level if level in STRICTER else READ_COMMITTED

@@ -1,8 +1,10 @@
 """The PgQueue of a Flask application."""
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NoReturn, Unpack
 from weakref import WeakKeyDictionary
 
@@ -12,6 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from pgqueue import job_queue
 from pgqueue.context import Around, JobContext
+from pgqueue.database.opening import call_listeners_in
 from pgqueue.errors import ArgumentsError, NotBound, PgQueueError
 from pgqueue.flask.commands import commands
 from pgqueue.flask.sessions import (
@@ -161,6 +164,7 @@ class Host:
         if self._queue is None or self._engine is not engine:
             self._queue = job_queue.PgQueue(session_maker(self.db), notify=self._notify)
             self._engine = engine
+            call_listeners_in(engine, partial(_in_context, weakref.ref(self.app)))
         return self._queue
 
     @contextmanager
@@ -180,6 +184,13 @@ class Host:
     def around_job(self, context: JobContext) -> Iterator[None]:
         with self.app.app_context(), lent(self.db, context):
             yield
+
+
+def _in_context(app: "weakref.ref[Flask]") -> AbstractContextManager[object]:
+    """The context of an app for the listeners of its engine, unless there is one."""
+    if has_app_context() or (found := app()) is None:
+        return nullcontext()
+    return found.app_context()
 
 
 def _refuse_others(app: Any, db: Any) -> None:

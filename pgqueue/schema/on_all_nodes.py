@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
+from pgqueue.database.opening import connect_idle
 from pgqueue.repository.enqueue import enqueue_job, holders_of_unique_keys
 from pgqueue.repository.messages import Start
 from pgqueue.repository.nodes import CITUS_SCHEMA, KEY_TYPES, TABLE, TABLE_EXISTS
@@ -27,7 +28,7 @@ def create_on_all_nodes(engine: sa.Engine) -> None:
     Does nothing elsewhere than on a coordinator, nor while the cluster has no other nodes.
     """
     with (
-        engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
+        connect_idle(engine).execution_options(isolation_level="READ COMMITTED") as connection,
         connection.begin(),
     ):
         wait_for_other_upgrades(connection)

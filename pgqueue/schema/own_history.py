@@ -2,6 +2,7 @@
 
 from sqlalchemy import Engine
 
+from pgqueue.database.opening import connect_idle
 from pgqueue.schema.citus import group_of, set_number
 from pgqueue.schema.on_all_nodes import create_on_all_nodes
 from pgqueue.schema.state import SCHEMA_VERSION, read_state, verify, wait_for_other_upgrades
@@ -11,7 +12,7 @@ def upgrade_database(engine: Engine) -> None:
     """Create or upgrade the tables; safe to call from several processes at once."""
     # READ COMMITTED: a process that waited for the lock must see what the previous one has done.
     with (
-        engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
+        connect_idle(engine).execution_options(isolation_level="READ COMMITTED") as connection,
         connection.begin(),
     ):
         wait_for_other_upgrades(connection)

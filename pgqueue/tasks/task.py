@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
-from sqlalchemy import Connection, Engine, func
+from sqlalchemy import Connection, func
 from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue.arguments import Payload
@@ -35,7 +35,7 @@ from pgqueue.repository.enqueue import (
 )
 from pgqueue.repository.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
 from pgqueue.repository.jobs import JobValues
-from pgqueue.repository.tables import A_WRITE, clock
+from pgqueue.repository.tables import clock
 from pgqueue.rules.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.rules.unique import split_period
 from pgqueue.tasks.binding import Arguments, EncodedCall
@@ -58,6 +58,7 @@ class Owner(Protocol):
     max_payload_bytes: int
 
     def autocommitting(self) -> AbstractContextManager[Connection]: ...
+    def read_committed(self) -> AbstractContextManager[Session]: ...
 
     def session(self) -> Session: ...
 
@@ -320,12 +321,7 @@ class Task(Generic[P, R]):
         """
         warn_of_open_transaction(self.name, self.owner.session_of_caller())
         if self._job_values.changes_holder:
-            with self.owner.session() as session, session.begin():
-                # At a stricter level PostgreSQL refuses to change a job that another transaction
-                # has just changed, and the caller has no transaction to repeat.
-                if isinstance(session.get_bind(**A_WRITE), Engine):
-                    options = {"isolation_level": "READ COMMITTED"}
-                    session.connection(bind_arguments=A_WRITE, execution_options=options)
+            with self.owner.read_committed() as session:
                 changed = self.enqueue(session, *args, **kwargs)
                 session.expunge(changed)  # as loaded: the COMMIT would expire it
                 return changed

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue import redaction
 from pgqueue.database.handlers import listeners_to_commit
-from pgqueue.database.opening import leave_autocommit, let_server_notice_loss
+from pgqueue.database.opening import connect, leave_autocommit, let_server_notice_loss
 from pgqueue.database.unit_of_work import (
     CommitUnknown,
     TransactionEnded,
@@ -47,7 +47,7 @@ class PoolTransaction(AttemptTransaction):
     def connection(self) -> Iterator[Connection]:
         runtime, attempt = self._runtime, self.attempt
         engine = runtime.loop.engine.sync_engine if attempt.task.is_async else runtime.engine
-        with engine.connect() as connection:
+        with connect(engine) as connection:
             if attempt.task.is_async:
                 # The BEGIN that the worker sends itself, with the level, is for plain connections.
                 connection.execution_options(isolation_level=runtime.isolation_level)

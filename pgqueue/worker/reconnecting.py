@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import redaction
-from pgqueue.database.opening import driver_connection, own_connection
+from pgqueue.database.opening import ConnectFailed, driver_connection, own_connection
 from pgqueue.errors import RowsHidden
 from pgqueue.repository.row_security import remedy
 from pgqueue.worker.outage import (
@@ -44,7 +44,7 @@ milliseconds, and PostgreSQL allows 100 by default."""
 
 GRANT_AGAIN = "as the owner of the tables, run `pgqueue grant --worker ROLE`, as after each upgrade"
 
-BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout, RowsHidden)
+BROKEN = (DBAPIError, InvalidRequestError, PoolTimeout, RowsHidden, ConnectFailed)
 """A connection lost inside a savepoint, or closed by a handler, raises InvalidRequestError."""
 
 

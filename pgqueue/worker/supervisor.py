@@ -13,7 +13,7 @@ from sqlalchemy import Connection, QueuePool, create_engine
 
 from pgqueue import redaction, schema
 from pgqueue.database.handlers import check_binds
-from pgqueue.database.opening import isolation_of, worker_engine
+from pgqueue.database.opening import isolation_of, warn_of_unheard_listeners, worker_engine
 from pgqueue.database.settings import OWN
 from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.handler.attempt import RunningAttempt
@@ -90,6 +90,7 @@ class Supervisor:
         identity, ledger, outage = runtime.identity, runtime.ledger, runtime.outage
         self._transactions = timeouts.Transactions(runtime)
         _warn_of_small_pool(runtime)
+        warn_of_unheard_listeners(queue.engine, self._engine)
 
         self._slots = [Slot(runtime) for _ in range(config.slots)]
         self._admitter = Admitter(
