@@ -60,6 +60,8 @@ class AttemptTransaction(ABC):
     ) -> None:
         """``is_kept``: whether the job's row stays if it has succeeded."""
         self.attempt = attempt
+        self.transaction_name: str | None = None
+        """By which the fate of the transaction is read; None before the settle."""
         self._sessions = sessions
         self._is_kept = is_kept
 
@@ -77,7 +79,8 @@ class AttemptTransaction(ABC):
 
     @abstractmethod
     def commit_writes(self, connection: Connection) -> None:
-        """Commit the transaction; raises ConnectionError if it was lost with the connection."""
+        """Commit the transaction; raises ConnectionError if it was lost with the connection, or if
+        nobody knows."""
 
     @abstractmethod
     def note_settled(self, outcome: Outcome, job_outcome: str | None) -> None:
@@ -112,8 +115,10 @@ class AttemptTransaction(ABC):
         """
         self.end_handler(connection)
         commit_in_two_phases(connection)
-        attempts = Attempts(connection, self.attempt.worker_id)
-        return settle_in_transaction(attempts, self.attempt.claimed, outcome, is_kept=self._is_kept)
+        attempts, claimed = Attempts(connection, self.attempt.worker_id), self.attempt.claimed
+        job_outcome = settle_in_transaction(attempts, claimed, outcome, is_kept=self._is_kept)
+        self.transaction_name = attempts.transaction
+        return job_outcome
 
 
 def settle_in_transaction(

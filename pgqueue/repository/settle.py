@@ -35,6 +35,7 @@ from pgqueue.outcomes import (
 from pgqueue.repository import deadlines, fence, unique_keys
 from pgqueue.repository.claim import Claimed, Claims
 from pgqueue.repository.fast_path import fetch
+from pgqueue.repository.fate import transaction_name
 from pgqueue.repository.follow_ups import follow_up_messages
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
@@ -145,7 +146,7 @@ def settle() -> sa.Executable:
         )
         .cte("settled")
     )
-    return write_outcomes(settled)
+    return write_outcomes(settled).add_columns(transaction_name())
 
 
 @cache
@@ -170,7 +171,7 @@ def settle_succeeded() -> sa.Executable:
 def settle_one_success() -> sa.Executable:
     """End one successful attempt in its handler's transaction; no row if it was not ours."""
     job = _succeeded_jobs(fence.deleted_lease())
-    return sa.select(job.c.id, job.c.outcome).add_cte(_dead_letters_of(job))
+    return sa.select(job.c.id, job.c.outcome, transaction_name()).add_cte(_dead_letters_of(job))
 
 
 @cache
@@ -203,7 +204,7 @@ def delete_succeeded() -> sa.Executable:
     )
     ids = among(sa.select(job.c.id))
     gone = sa.delete(leases).where(leases.c.target_id == ids).cte("gone")
-    return sa.select(job.c.id).add_cte(gone, *deleted_records(job))
+    return sa.select(job.c.id, transaction_name()).add_cte(gone, *deleted_records(job))
 
 
 def check_constraints() -> sa.Executable:
@@ -272,7 +273,7 @@ def _succeeded_jobs(lease: sa.CTE) -> sa.CTE:
     )
 
 
-def write_outcomes(settled: sa.CTE, *more: str) -> sa.Executable:
+def write_outcomes(settled: sa.CTE, *more: str) -> sa.Select[Any]:
     """Apply the outcomes of these deleted leases, of every kind.
 
     Plain successes have a shorter form, ``_succeeded_jobs``, which repeats the rules that concern
@@ -470,6 +471,9 @@ on."""
 class Attempts(Claims):
     """The attempts of one worker, behind one Session or Connection: claimed, and settled here."""
 
+    transaction: str | None = None
+    """The name of the transaction in which attempts were settled last, to ask for its fate."""
+
     def is_cancelled(self, claimed: Claimed) -> bool | None:
         """Whether the job of an attempt was asked to cancel; None if its lease is lost."""
         rows = fetch(self._executor, fence.is_cancelled(), self._names_of(claimed))
@@ -496,8 +500,7 @@ class Attempts(Claims):
             key=lambda row: row["target_id"],
         )
         parameters = {"verdicts": json.dumps(given), "worker_id": self._worker_id}
-        rows = fetch(self._executor, settle(), parameters)
-        return {row[0]: row[1] for row in rows}
+        return self._settled(fetch(self._executor, settle(), parameters))
 
     def settle_succeeded(self, successes: Sequence[Claimed]) -> JobOutcomes | None:
         """Write successes that have no result to store.
@@ -528,6 +531,8 @@ class Attempts(Claims):
         """
         parameters = {**_successes(successes), "worker_id": self._worker_id}
         rows = fetch(self._executor, delete_succeeded(), parameters)
+        if rows:
+            self.transaction = rows[0][1]
         return [row[0] for row in rows]
 
     def delete_one_success(self, claimed: Claimed) -> bool:
@@ -552,7 +557,11 @@ class Attempts(Claims):
 
     def settle_one_success(self, claimed: Claimed) -> JobOutcomes:
         """End one successful attempt in its handler's transaction; empty if it is not ours."""
-        rows = fetch(self._executor, settle_one_success(), self._names_of(claimed))
+        return self._settled(fetch(self._executor, settle_one_success(), self._names_of(claimed)))
+
+    def _settled(self, rows: Sequence[Any]) -> JobOutcomes:
+        if rows:
+            self.transaction = rows[0][2]
         return {row[0]: row[1] for row in rows}
 
     def _names_of(self, claimed: Claimed) -> dict[str, Any]:

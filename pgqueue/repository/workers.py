@@ -14,7 +14,6 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from pgqueue.repository.batches import has_candidates
-from pgqueue.repository.claim import Claimed
 from pgqueue.repository.reading import moment, span
 from pgqueue.repository.rescue import (
     Rescues,
@@ -27,7 +26,6 @@ from pgqueue.repository.schedules import seconds_to_next_tick
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     clock,
-    job_attempts,
     jobs,
     json_parameter,
     leases,
@@ -162,30 +160,6 @@ def leases_of() -> sa.Executable:
     """The leases that this worker holds, according to the database."""
     return sa.select(leases.c.target_id, leases.c.message_id, leases.c.attempt).where(
         leases.c.worker_id == WORKER
-    )
-
-
-@cache
-def was_settled() -> sa.Executable:
-    """Whether a worker has settled an attempt: its lease is gone, and no rescue recorded a crash.
-
-    NULL while a transaction that has deleted the lease is open and may still commit.
-    """
-    lease = sa.select(leases.c.target_id).where(_is_the_attempt(leases, leases.c.target_id))
-    stands = lease.with_for_update(skip_locked=True).exists()
-    crashed = sa.exists().where(
-        _is_the_attempt(job_attempts, job_attempts.c.job_id),
-        job_attempts.c.outcome == sa.literal_column("'crashed'"),
-    )
-    return sa.select(sa.case((stands, sa.false()), (lease.exists(), sa.null()), else_=~crashed))
-
-
-def _is_the_attempt(source: sa.Table, job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    return sa.and_(
-        job_id == sa.bindparam("job_id", type_=sa.BigInteger),
-        source.c.message_id == sa.bindparam("message_id", type_=sa.BigInteger),
-        source.c.attempt == sa.bindparam("attempt", type_=sa.SmallInteger),
-        source.c.worker_id == WORKER,
     )
 
 
@@ -397,17 +371,6 @@ class Workers(Rescues):
         """(job, message, attempt) of every lease that this worker holds in the database."""
         rows = self._executor.execute(leases_of(), {"worker_id": worker_id})
         return [(row[0], row[1], row[2]) for row in rows]
-
-    def has_settled(self, worker_id: UUID, claimed: Claimed) -> bool | None:
-        """Whether a worker's settle of an attempt was committed; None while this is undecided."""
-        fence = {
-            "job_id": claimed.job_id,
-            "message_id": claimed.message_id,
-            "attempt": claimed.attempt,
-            "worker_id": worker_id,
-        }
-        settled: bool | None = self._executor.execute(was_settled(), fence).scalar()
-        return settled
 
     def terminate_backend(self, pid: int) -> None:
         self._executor.execute(terminate_backend(), {"pid": pid})

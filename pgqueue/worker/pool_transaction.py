@@ -22,13 +22,19 @@ from pgqueue.database.unit_of_work import (
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.transaction import AttemptTransaction, call_listener
 from pgqueue.outcomes import Outcome
+from pgqueue.repository.fate import Fate
 from pgqueue.repository.transactions import AFTER_HANDLER
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.unknown_commits import was_committed
+from pgqueue.worker.unknown_commits import fate_of
 
 logger = redaction.logger(__name__)
 
 MOST_REPLAYS = 5
+LOST = "the connection broke during COMMIT, which was not carried out"
+NOBODY_KNOWS = (
+    "the connection broke during COMMIT, and this server cannot say whether it was carried out: "
+    "there was a failover, or no answer for a minute"
+)
 
 
 class PoolTransaction(AttemptTransaction):
@@ -82,12 +88,12 @@ class PoolTransaction(AttemptTransaction):
         except CommitUnknown as error:
             runtime, attempt = self._runtime, self.attempt
             attempt.leave_connection()
-            ask = partial(was_committed, runtime.engine, attempt.worker_id, attempt.claimed)
-            if not attempt.wait_for(partial(ask, stopping=runtime.stopping)):
+            assert self.transaction_name is not None, "settled before the COMMIT"
+            ask = partial(fate_of, runtime.engine, self.transaction_name, attempt.claimed.job_id)
+            fate = attempt.wait_for(partial(ask, stopping=runtime.stopping))
+            if fate is not Fate.COMMITTED:
                 # If it was carried out after all, the lease is gone and the outcome is dropped.
-                raise ConnectionError(
-                    "the connection broke during COMMIT, which was not carried out"
-                ) from error
+                raise ConnectionError(LOST if fate is Fate.ABORTED else NOBODY_KNOWS) from error
 
     def note_settled(self, outcome: Outcome, job_outcome: str | None) -> None:
         self.attempt.ended_at = time.monotonic()

@@ -2,7 +2,6 @@
 
 import time
 from threading import Event
-from uuid import UUID
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
@@ -10,8 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from pgqueue import redaction
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import OWN
-from pgqueue.repository.claim import Claimed
-from pgqueue.repository.workers import Workers
+from pgqueue.repository.fate import Fate, Fates
 
 logger = redaction.logger(__name__)
 
@@ -20,28 +18,28 @@ LOOK_EVERY = 1.0
 LOOK_FOR = 60.0
 
 
-def was_committed(engine: Engine, worker_id: UUID, claimed: Claimed, *, stopping: Event) -> bool:
-    """Whether the transaction of an attempt has settled it; False also if that stays unknown.
+def fate_of(engine: Engine, transaction: str, job_id: int, *, stopping: Event) -> Fate:
+    """Return the fate of the transaction that has settled an attempt; UNKNOWN if that stays open.
 
     The transaction may still commit, and locks the lease, until its server process has ended.
     """
-    logger.info("job %s: asking whether it was committed", claimed.job_id)
+    logger.info("job %s: asking whether it was committed", job_id)
     deadline = time.monotonic() + LOOK_FOR
     wait = LOOK_FIRST_AFTER
     while time.monotonic() < deadline:
-        settled = is_settled(engine, worker_id, claimed)
-        if settled is not None:
-            return settled
+        fate = _ask(engine, transaction, job_id)
+        if fate is not Fate.IN_PROGRESS:
+            return fate
         stopping.wait(wait) if not stopping.is_set() else time.sleep(wait)
         wait = min(2 * wait, LOOK_EVERY)  # each look is a connection
-    return False
+    return Fate.UNKNOWN
 
 
-def is_settled(engine: Engine, worker_id: UUID, claimed: Claimed) -> bool | None:
-    """Ask once whether an attempt was settled; None if that is not known yet."""
+def _ask(engine: Engine, transaction: str, job_id: int) -> Fate:
+    """Ask once; IN_PROGRESS if the database does not answer, or is in recovery."""
     try:
         with own_connection(engine, OWN) as connection:
-            return Workers(connection).has_settled(worker_id, claimed)
+            return Fates(connection).of(transaction)
     except DBAPIError as error:
-        logger.debug("job %s: not known yet: %s", claimed.job_id, error)
-        return None
+        logger.debug("job %s: not known yet: %s", job_id, error)
+        return Fate.IN_PROGRESS

@@ -21,8 +21,6 @@ from chaos.interleavings.logical_workers import (
     workers_at,
 )
 from pgqueue import Change, Job, JobAttempt, JobStatus, Lease, MessageQueue, PgQueue
-from pgqueue.outcomes import Succeeded
-from pgqueue.repository.claim import Claimed
 from pgqueue.repository.workers import Beat, Workers
 from pgqueue.worker.duties.rescue import RESCUE_LOCK, SEARCH_EVERY, Rescue
 from pgqueue.worker.liveness import Witness
@@ -134,41 +132,6 @@ class TestWhatBecomesOfTheJob:
 
         assert only_job(engine).status is JobStatus.CANCELLED
         assert violations(engine) == []
-
-
-class TestWhetherAnAttemptWasSettled:
-    """What a worker asks whose COMMIT was cut off."""
-
-    def test_it_was_if_its_lease_is_gone_and_nobody_has_rescued_it(self, engine: Engine) -> None:
-        enqueue(engine)
-        enqueue(engine)
-        with workers_at(engine, 1) as [worker]:
-            settled, rescued = worker.claim(2)
-            assert has_settled(engine, worker, settled) is False
-            worker.settle(settled, Succeeded())
-            declare_dead(engine, worker)
-            rescue(engine)
-
-            assert has_settled(engine, worker, settled)
-            assert has_settled(engine, worker, rescued) is False
-
-    def test_nobody_knows_while_the_transaction_that_has_settled_it_may_still_commit(
-        self, engine: Engine
-    ) -> None:
-        with workers_at(engine, 1) as [worker]:
-            claimed = worker.claim_new(engine)
-            assert has_settled(engine, worker, claimed) is False
-            assert worker.settle_in_transaction(claimed, Succeeded())
-
-            assert has_settled(engine, worker, claimed) is None
-
-            worker.transaction.commit()
-            assert has_settled(engine, worker, claimed)
-
-
-def has_settled(engine: Engine, worker: LogicalWorker, claimed: Claimed) -> bool | None:
-    with engine.connect() as connection:
-        return Workers(connection).has_settled(worker.id, claimed)
 
 
 class TestDeclaringDead:

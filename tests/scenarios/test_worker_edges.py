@@ -11,17 +11,13 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
     TASKS,
-    enqueue,
     enqueue_many,
-    logical_workers,
     pairs,
-    worker_settings,
 )
 from chaos.workers import wait_until
 from pgqueue import Job, PgQueue, Worker
 from pgqueue.database.autocommit import autocommitting
 from pgqueue.database.opening import worker_engine
-from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.outcome import after_error
 from pgqueue.outcomes import Retried, Succeeded
 from pgqueue.repository.claim import Claimed
@@ -232,11 +228,13 @@ class TestAfterACommitWhoseAnswerWasLost:
             attempts.settle([(carried_out, Succeeded())])
             for claimed in (not_carried_out, carried_out):
                 attempt = shared.attempt_of(claimed)
+                transaction = PoolTransaction(shared, attempt)
+                transaction.transaction_name = "1 00000001"
                 with (
                     broken_transaction(shared.engine) as broken,
-                    pytest.raises(ConnectionError, match="not carried out") as raised,
+                    pytest.raises(ConnectionError, match="cannot say whether") as raised,
                 ):
-                    PoolTransaction(shared, attempt).commit_writes(broken)
+                    transaction.commit_writes(broken)
                 outcome = after_error(attempt.task, claimed, raised.value)
                 assert isinstance(outcome, Retried)
                 attempts.settle([(claimed, outcome)])
@@ -244,21 +242,3 @@ class TestAfterACommitWhoseAnswerWasLost:
         with Session(engine) as session:
             assert session.get_one(Job, not_carried_out.job_id).attempts == 1
             assert session.get_one(Job, carried_out.job_id).outcome == "succeeded"
-
-    def test_it_asks_by_the_name_that_it_had_when_the_attempt_began(
-        self, engine: Engine, database_url: str
-    ) -> None:
-        with engine.begin() as connection:
-            enqueue(connection)
-        with (
-            crew_on(engine) as shared,
-            logical_workers(worker_settings(database_url), 1) as [worker],
-        ):
-            [claimed] = worker.claim()
-            run = RunningAttempt(
-                claimed, shared.tasks["tests.task"], worker_id=worker.id, stopping=threading.Event()
-            )
-
-            stopping = threading.Event()
-            args = shared.engine, run.worker_id, claimed
-            assert unknown_commits.was_committed(*args, stopping=stopping) is False

@@ -7,9 +7,20 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, func, select, text
 from sqlalchemy.orm import Session
-from worker_rig import endings, wait_until
+from worker_rig import endings, running, wait_until
 
-from pgqueue import Job, JobAttempt, JobContext, JobStatus, LeaseLost, PgQueue, Retry, Worker
+from pgqueue import (
+    AttemptEnded,
+    AttemptOutcome,
+    Job,
+    JobAttempt,
+    JobContext,
+    JobStatus,
+    LeaseLost,
+    PgQueue,
+    Retry,
+    Worker,
+)
 
 AT_ONCE = Retry.constant(timedelta(0))
 
@@ -33,6 +44,51 @@ def loaded(engine: Engine, job_id: int) -> Job:
 
 def insert(ctx: JobContext) -> Any:
     return text("INSERT INTO receipts VALUES (:id)").bindparams(id=ctx.job_id)
+
+
+COMMIT_WAITS = """
+    CREATE FUNCTION wait_at_commit() RETURNS trigger LANGUAGE plpgsql
+    AS $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END $$;
+    CREATE CONSTRAINT TRIGGER wait_at_commit AFTER INSERT ON receipts
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait_at_commit();
+"""
+
+
+def test_a_commit_that_a_timeout_has_ended_is_not_taken_for_one_that_was_carried_out(
+    engine: Engine, queue: PgQueue
+) -> None:
+    """The lease is gone, because the worker has recorded the timeout; but nothing was written."""
+    seen: list[str] = []
+    ended: list[AttemptOutcome] = []
+
+    @queue.task(name="pay", timeout=timedelta(seconds=0.2), retry=Retry.never())
+    def pay(ctx: JobContext) -> None:
+        try:
+            with ctx.finish() as session:
+                event.listen(session, "after_commit", lambda _: seen.append("after_commit"))
+                session.execute(insert(ctx))
+            seen.append("after the block")
+        except ConnectionError:
+            seen.append("lost")
+
+    @queue.on_attempt_end
+    def note(attempt: AttemptEnded) -> None:
+        ended.append(attempt.outcome)
+
+    with engine.begin() as connection:
+        connection.execute(text(COMMIT_WAITS))
+    job_id = pay.delay().id
+
+    with engine.begin() as holder:
+        holder.execute(text("SELECT pg_advisory_xact_lock(4711)"))
+        with running(Worker(queue, concurrency=2)):
+            wait_until(lambda: loaded(engine, job_id).status is JobStatus.FAILED, what="it fails")
+            wait_until(lambda: seen, what="its handler goes on")
+            wait_until(lambda: ended, what="its end is told")
+
+    assert seen == ["lost"]
+    assert ended == [AttemptOutcome.FAILED]
+    assert receipts(engine) == 0
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
