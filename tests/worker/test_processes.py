@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -626,6 +627,38 @@ def test_half_a_message_is_waited_for_until_the_timeout(queue: PgQueue) -> None:
 
     assert endings(Worker(queue, concurrency=1)) == {"failed": 1}
     assert bad_attempts(queue, job) == ["timeout"]
+
+
+def test_a_child_that_takes_no_job_is_killed_at_the_timeout(queue: PgQueue) -> None:
+    def size(text: str) -> int:
+        return len(text)
+
+    first = in_child(queue, os.getpid, name="pid").delay().id
+    task = in_child(queue, size, timeout=SOON)
+
+    with working(Worker(queue, concurrency=1)):
+        wait_until(lambda: job_of(queue, first).outcome, what="a child is idle")
+        os.kill(result(queue, first), signal.SIGSTOP)
+        late = task.delay("x" * 250_000).id  # more than the socket holds
+        wait_until(lambda: job_of(queue, late).outcome, what="the job ends")
+
+    assert bad_attempts(queue, late) == ["timeout"]
+
+
+def test_a_context_variable_of_one_job_is_not_set_in_the_next(queue: PgQueue) -> None:
+    variable = ContextVar("variable", default="unset")
+
+    def read_and_set() -> list[Any]:
+        found = variable.get()
+        variable.set("set")
+        return [os.getpid(), found]
+
+    task = in_child(queue, read_and_set)
+    first, second = task.delay().id, task.delay().id
+
+    endings(Worker(queue, concurrency=1))
+
+    assert result(queue, first) == result(queue, second)
 
 
 def test_an_answer_that_cannot_be_read_ends_the_attempt_and_its_process(

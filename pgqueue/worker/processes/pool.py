@@ -109,8 +109,10 @@ class ProcessPool:
                     )
                 return Released()
             except Died as reason:
-                if child.is_fresh:
+                if child.is_fresh or attempt.is_cancelled():
                     return after_crash(task, claimed, f"the handler's process {reason}")
+                if attempt.is_stopping():
+                    return Released()
                 logger.warning(
                     "job %d %s: the handler's process %s; it had run other jobs before, so the "
                     "handler is started again in a fresh process",
@@ -260,6 +262,8 @@ class ChildProcess:
         told, descriptors, *_ = socket.recv_fds(self._life, NUMBER.size, 1)
         for self._process in descriptors:
             self._files.callback(os.close, self._process)
+        if not told:
+            raise NotStarted("the server of the child processes has ended, or has no more files")
         (number,) = NUMBER.unpack(told)
         if number < 0:
             raise OSError(-number, os.strerror(-number))

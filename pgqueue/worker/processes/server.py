@@ -116,7 +116,12 @@ class ForkServer:
                     break
                 for end in ends:
                     os.set_inheritable(end, False)
-                self._fork(*(socket.socket(fileno=end) for end in ends))
+                sockets = [socket.socket(fileno=end) for end in ends]
+                if len(sockets) == 3:
+                    self._fork(*sockets)
+                else:  # this process has too many files open
+                    for one in sockets:
+                        one.close()
         for pid in self._children:
             _kill_group(pid)
 
