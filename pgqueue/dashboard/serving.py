@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 
 from waitress.server import create_server
+from waitress.utilities import queue_logger
 from werkzeug import Request, Response
 from werkzeug.exceptions import BadRequest
 
@@ -176,6 +177,8 @@ def serve(
     )
     dashboard.around = around
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Under load it writes a line for each request.
+    queue_logger.setLevel("ERROR")
     with socket.create_server((host, port), family=family) as listening:
         server = create_server(
             dashboard.wsgi,
