@@ -8,11 +8,14 @@ from typing import Any
 from sqlalchemy import URL, Engine, NullPool, create_engine
 from sqlalchemy.exc import OperationalError
 
+from pgqueue import redaction
 from pgqueue.database.opening import connect_idle, on_psycopg
 from pgqueue.errors import ArgumentsError, OptionError, PgQueueError, SchemaError
 from pgqueue.repository.nodes import HIGHEST_NUMBER, read_number
 from pgqueue.schema import citus
 from pgqueue.schema.state import wait_for_other_upgrades
+
+logger = redaction.logger(__name__)
 
 CITUS = "citus"
 PATIENCE = "10"
@@ -99,18 +102,24 @@ def _group_and_nodes(engine: Engine) -> tuple[int | None, list[Node]]:
 def number_in_list(engine: Engine, nodes: Sequence[Node]) -> None:
     """Give the node of an engine the number above all others, unless it has one.
 
-    Does nothing for another database than those of the list, and for one with Citus, which has
-    numbered it.  Raises SchemaError if a number is needed and another node does not answer.
+    Does nothing for a database with Citus, which has numbered it; warns of one that is not in the
+    list.  Raises SchemaError if a number is needed and another node does not answer.
     """
-    name, names = Node(engine.url).name, [node.name for node in nodes]
+    name, names = Node(engine.url).name, sorted(node.name for node in nodes)
     if name not in names:
+        logger.warning(
+            "%s is none of the nodes of this queue (%s), so it gets no number, and its ids may be "
+            "those of another node: name it in nodes as in its URL",
+            name,
+            ", ".join(names),
+        )
         return
     with connect_idle(engine) as connection:
         if citus.group_of(connection) is not None or read_number(connection):
             return
     with ExitStack() as stack:
         connections = []
-        for node in nodes:
+        for node in sorted(nodes, key=lambda node: node.name):
             try:
                 connections.append(stack.enter_context(node.engine().connect()))
             except OperationalError as error:
@@ -118,8 +127,10 @@ def number_in_list(engine: Engine, nodes: Sequence[Node]) -> None:
                     f"node {name} needs a number that no other node has, and node {node.name} does "
                     "not answer: upgrade again when all nodes run"
                 ) from error
-        # One process at a time: two would give the same number to two nodes.
-        wait_for_other_upgrades(connections[0])
+        # One process at a time: two would give the same number to two nodes.  Every list has
+        # another order, so all nodes are locked, in the order of their names.
+        for connection in connections:
+            wait_for_other_upgrades(connection)
         numbers = [read_number(connection) or 0 for connection in connections]
         if not numbers[names.index(name)]:
             with connect_idle(engine) as connection, connection.begin():

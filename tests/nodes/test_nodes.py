@@ -2,6 +2,7 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -156,6 +157,44 @@ def test_of_two_upgrades_at_once_each_gives_another_number(node_urls: list[str])
         upgrade.result()
 
     assert [number_of(first), number_of(second)] == [1, 2]
+    queue.engine.dispose()
+
+
+def test_two_upgrades_at_once_from_lists_in_other_orders_give_two_numbers(
+    node_urls: list[str],
+) -> None:
+    lists = [node_urls[:2], node_urls[1::-1]]
+    queues = [PgQueue(urls[0], nodes=urls) for urls in lists]
+    adds = [queue.task(name="add")(lambda: None) for queue in queues]
+    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    with ExitStack() as open, ThreadPoolExecutor(2) as threads:
+        enqueuing = [open.enter_context(queue.session()) for queue in queues]
+        for add, session in zip(adds, enqueuing, strict=True):
+            add.enqueue(session)  # no number can be set before it commits
+        upgrades = []
+        with queues[0].engine.connect() as other:
+            for number, queue in enumerate(queues, 1):
+                upgrades.append(threads.submit(queue.upgrade))
+                wait_until(lambda: len(upgrades) == number == other.scalar(waiting))
+        for session in enqueuing:
+            session.commit()
+        for upgrade in upgrades:
+            upgrade.result(60)
+
+    assert sorted(map(str, map(number_of, queues[0].nodes))) == ["1", "2"]
+    for queue in queues:
+        queue.engine.dispose()
+
+
+def test_an_upgrade_of_a_database_that_is_none_of_the_nodes_says_so(
+    node_urls: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = PgQueue(node_urls[2], nodes=node_urls[:2])
+
+    queue.upgrade()
+
+    [line] = [line for line in caplog.messages if "none of the nodes" in line]
+    assert all(node.name in line for node in queue.nodes)
     queue.engine.dispose()
 
 
