@@ -1,11 +1,24 @@
 """The stand-alone way: pgqueue's revisions in their own history."""
 
-from sqlalchemy import Engine
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, insert
 
+from pgqueue import redaction
 from pgqueue.database.opening import connect_idle
+from pgqueue.errors import SchemaError
+from pgqueue.models.base import SCHEMA, Base
+from pgqueue.models.schema_version import SchemaVersion
 from pgqueue.schema.citus import group_of, set_number
 from pgqueue.schema.on_all_nodes import create_on_all_nodes
-from pgqueue.schema.state import SCHEMA_VERSION, read_state, verify, wait_for_other_upgrades
+from pgqueue.schema.state import (
+    SCHEMA_VERSION,
+    State,
+    read_state,
+    verify,
+    wait_for_other_upgrades,
+)
+
+logger = redaction.logger(__name__)
 
 
 def upgrade_database(engine: Engine) -> None:
@@ -17,6 +30,9 @@ def upgrade_database(engine: Engine) -> None:
     ):
         wait_for_other_upgrades(connection)
         found = read_state(connection)
+        if found.version is None and "schema_version" in found.tables:
+            _write_lost_version(connection, found)
+            found = read_state(connection)
         if found.version is None or found.version < SCHEMA_VERSION:
             if damage := found.damage():
                 raise damage
@@ -32,3 +48,38 @@ def upgrade_database(engine: Engine) -> None:
         verify(connection)
         set_number(connection, group_of(connection))
     create_on_all_nodes(engine)
+
+
+def _write_lost_version(connection: Connection, found: State) -> None:
+    """Write the version again that a dump or a TRUNCATE has left out.
+
+    Only if the tables are those of this version, compared as Alembic compares them with models.
+    """
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    options = {
+        "include_schemas": True,
+        "include_name": lambda name, type_, _: type_ != "schema" or name == SCHEMA,
+        "version_table_schema": SCHEMA,
+        "compare_type": True,
+        "compare_server_default": True,
+    }
+    context = MigrationContext.configure(connection, opts=options)
+    if differences := compare_metadata(context, Base.metadata):
+        raise SchemaError(
+            f"{SCHEMA}.schema_version has lost its row, and the tables are not those of version "
+            f"{SCHEMA_VERSION}: {len(differences)} differences. Insert the row again, with the "
+            "version that the tables have as its version and its oldest_code, and run this again."
+        )
+    row = {"version": SCHEMA_VERSION, "oldest_code": SCHEMA_VERSION}
+    connection.execute(insert(SchemaVersion).values(row))
+    if "alembic_version" in found.tables and found.revision is None:
+        # The same dump has left it out.  A history of the application has its own elsewhere.
+        table = sa.table("alembic_version", sa.column("version_num"), schema=SCHEMA)
+        connection.execute(insert(table).values(version_num=f"pgqueue_{SCHEMA_VERSION:04}"))
+    logger.warning(
+        "%s.schema_version had lost its row; the tables are those of version %d, so it says that",
+        SCHEMA,
+        SCHEMA_VERSION,
+    )

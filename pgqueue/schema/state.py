@@ -71,8 +71,9 @@ class State:
             return None
         if "schema_version" in self.tables:
             return SchemaError(
-                f"{SCHEMA}.schema_version has lost its row. Insert it again: version "
-                f"{SCHEMA_VERSION} and oldest_code {SCHEMA_VERSION}, if the tables were up to date."
+                f"{SCHEMA}.schema_version has lost its row, as after a TRUNCATE or in a copy "
+                f"without data. Run `{_UPGRADE_COMMAND}`, which writes the row again if the tables "
+                "are those of this version."
             )
         if self.revision is not None:
             return SchemaError(

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, create_engine, make_url, text
 
 from pgqueue.errors import SchemaError
 from pgqueue.schema import SCHEMA_VERSION, upgrade, upgrade_database, verify
+from pgqueue.schema.state import read_state
 
 PROCESSES = 8
 ISOLATION_LEVELS = ["AUTOCOMMIT", "READ COMMITTED", "SERIALIZABLE"]
@@ -147,3 +148,24 @@ def test_importing_the_package_does_not_import_alembic() -> None:
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
     assert run.stdout == "False\n", run.stderr
+
+
+def test_a_lost_version_is_written_again_if_the_tables_are_up_to_date(engine: Engine) -> None:
+    """As in a copy by ``pg_dump --exclude-table-data='pgqueue.*'``, or after a TRUNCATE."""
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE pgqueue.schema_version, pgqueue.alembic_version"))
+
+    upgrade_database(engine)
+
+    with engine.connect() as connection:
+        verify(connection)
+        assert read_state(connection).revision == f"pgqueue_{SCHEMA_VERSION:04}"
+
+
+def test_a_lost_version_is_not_guessed_for_other_tables(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE pgqueue.schema_version"))
+        connection.execute(text("ALTER TABLE pgqueue.jobs DROP COLUMN tags CASCADE"))
+
+    with pytest.raises(SchemaError, match="not those of version"):
+        upgrade_database(engine)
