@@ -380,6 +380,14 @@ class PgQueue(Operations):
         """
         return nothing_around
 
+    def around_finish(self) -> Around:
+        """Return the context manager around each block of ``ctx.finish()``, whose ``session`` the
+        context has; a framework may override it.
+
+        Each run of a worker calls this once, in the thread that runs the worker.
+        """
+        return nothing_around
+
     def around_ticks(self) -> Callable[[], AbstractContextManager[object]]:
         """Return the context manager around the firing of schedules; a framework may override it.
 

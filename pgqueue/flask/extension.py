@@ -23,6 +23,7 @@ from pgqueue.flask.sessions import (
     entering_context,
     held_session,
     lent,
+    lent_to_block,
     on_other_bind,
     session_maker,
 )
@@ -114,6 +115,10 @@ class PgQueue(job_queue.PgQueue):
     def around_jobs(self) -> Around:
         """Run each job in an application context of its own, with its session as ``db.session``."""
         return self._host().around_job
+
+    def around_finish(self) -> Around:
+        """Make the session of each block of ``ctx.finish()`` its ``db.session``."""
+        return partial(lent_to_block, self._host().db)
 
     def around_ticks(self) -> Callable[[], AbstractContextManager[object]]:
         """Fire schedules in an application context, for functions of ``on_enqueue``."""

@@ -2,7 +2,8 @@
 
 Flask-SQLAlchemy keeps a session for each application context, in the registry of a
 ``scoped_session``.  A job has its own context, and while the job runs, its session is in this
-registry.  A handler without a session gets an ordinary ``db.session``, as a request does.
+registry.  A handler without a session gets an ordinary ``db.session``, as a request does; inside
+of its ``ctx.finish()``, ``db.session`` is the session of the block.
 """
 
 import asyncio
@@ -125,6 +126,19 @@ def lent(db: Any, context: JobContext) -> Iterator[None]:
         if place.current() is session:
             place.clear()
         place.remove()
+
+
+@contextmanager
+def lent_to_block(db: Any, context: JobContext) -> Iterator[None]:
+    """Set ``db.session`` for a block of ``ctx.finish()``; then it is again what it was."""
+    place = _place_of(db)
+    before = None if place is None else place.current()
+    try:
+        with lent(db, context):
+            yield
+    finally:
+        if place is not None and before is not None:
+            place.put(before)
 
 
 class ScopedPlace:

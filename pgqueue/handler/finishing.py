@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
 
+from pgqueue.context import Around
 from pgqueue.database.handlers import listeners_to_commit
 from pgqueue.database.unit_of_work import write_pending
 from pgqueue.errors import LeaseLost, PgQueueError
@@ -30,8 +31,11 @@ class Finishing:
         self,
         attempt: RunningAttempt,
         new_transaction: Callable[[RunningAttempt], AttemptTransaction],
+        around: Around,
     ) -> None:
+        """``around``: what a framework puts around the block."""
         self.is_done = False
+        self._around = around
         self._attempt = attempt
         self._new_transaction = new_transaction
         self._is_open = False
@@ -73,12 +77,13 @@ class Finishing:
         transaction = self._new_transaction(self._attempt)
         self._is_open = True
         try:
-            with transaction.connection() as connection:
-                transaction.begin(connection)
+            with transaction.begun() as connection:
                 with transaction.session(connection) as session:
-                    yield session
-                    own: Session = getattr(session, "sync_session", session)
-                    write_pending(own)
+                    context = self._attempt.context(session)
+                    with self._around(context):
+                        yield session
+                        own: Session = getattr(session, "sync_session", session)
+                        write_pending(own)
                 try:
                     if self._attempt.is_lost:
                         raise Stale
@@ -94,6 +99,7 @@ class Finishing:
                 self.is_done = True
                 transaction.note_settled(outcome, settled)
                 for listener in listeners_to_commit(own):
-                    call_listener(listener, claimed.job_id, own)
+                    with self._around(context):
+                        call_listener(listener, claimed.job_id, own)
         finally:
             self._is_open = False

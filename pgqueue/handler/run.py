@@ -29,6 +29,8 @@ class Host(Protocol):
     around: Around
     """What to enter around each handler."""
     around_async: AsyncAround
+    around_finish: Around
+    """What to enter around each block of ``ctx.finish()``."""
 
     def ask_before_start(self, attempt: RunningAttempt) -> Outcome | None:
         """Ask the database whether a handler may start, as the options of its task demand.
@@ -90,7 +92,7 @@ def _context(attempt: RunningAttempt, host: Host) -> JobContext:
     """
     if not attempt.task.injection.parameters and host.around is nothing_around:
         return NO_CONTEXT
-    attempt.finishing = Finishing(attempt, host.transaction)
+    attempt.finishing = Finishing(attempt, host.transaction, host.around_finish)
     return attempt.context()
 
 

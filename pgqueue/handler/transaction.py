@@ -73,6 +73,13 @@ class AttemptTransaction(ABC):
     def begin(self, connection: Connection) -> None:
         """Begin the transaction; begin it again after a rollback by the handler's Session."""
 
+    @contextmanager
+    def begun(self) -> Iterator[Connection]:
+        """A connection on which the transaction has begun."""
+        with self.connection() as connection:
+            self.begin(connection)
+            yield connection
+
     @abstractmethod
     def end_handler(self, connection: Connection) -> None:
         """Prepare for the settle; raises TransactionEnded if the handler ended the transaction."""

@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, sessionmaker
 
-from pgqueue.context import Progress, nothing_around
+from pgqueue.context import Around, Progress, nothing_around
 from pgqueue.database.handlers import listeners_to_commit
 from pgqueue.database.unit_of_work import (
     TransactionEnded,
@@ -77,6 +77,7 @@ class InlineAttempt(RunningAttempt):
         worker_id: UUID,
         sessions: sessionmaker[Session],
         layers: Sequence[Any],
+        around_finish: Around,
         is_kept: bool,
     ) -> None:
         super().__init__(claimed, task, worker_id=worker_id, stopping=Event())
@@ -90,6 +91,7 @@ class InlineAttempt(RunningAttempt):
         layers = [self._errors.around(nothing_around), *layers]
         self.around = around_handlers(layers)
         self.around_async = around_async_handlers(layers)
+        self.around_finish = around_finish
         self._attempts = Attempts(connection, worker_id)
         self._progress: Progress | None = None
         # Asked outside of the savepoint: as in a worker, a failed attempt does not take its key

@@ -39,6 +39,7 @@ class InlineWorker:
         self._sessions = joining_sessions(queue.sessions, queue.engine)
         self._retention = queue.retention
         self._layers = layers_of(queue.around_jobs(), queue.middlewares)
+        self._around_finish = queue.around_finish()
         self._connection = connection
         self._queues = queues
         self._due_times = DueTimes(connection)
@@ -114,6 +115,7 @@ class InlineWorker:
             worker_id=self.worker_id,
             sessions=self._sessions,
             layers=self._layers,
+            around_finish=self._around_finish,
             is_kept=not self._retention.deletes_at_once(claimed.task, claimed.queue),
         )
 

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from pgqueue import redaction
@@ -24,12 +25,16 @@ from pgqueue.handler.transaction import AttemptTransaction, call_listener
 from pgqueue.outcomes import Outcome
 from pgqueue.repository.fate import Fate
 from pgqueue.repository.transactions import AFTER_HANDLER
+from pgqueue.worker.outage import is_away
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.unknown_commits import fate_of
 
 logger = redaction.logger(__name__)
 
 MOST_REPLAYS = 5
+BEGIN_WITHIN = 10.0
+"""Seconds for which ``ctx.finish()`` waits for the database."""
+BEGIN_AGAIN = 0.1
 LOST = "the connection broke during COMMIT, which was not carried out"
 NOBODY_KNOWS = (
     "the connection broke during COMMIT, and this server cannot say whether it was carried out: "
@@ -71,6 +76,31 @@ class PoolTransaction(AttemptTransaction):
                 # Another thread may have ended the server process of a lost attempt.
                 if attempt.is_lost and not connection.closed and not connection.invalidated:
                     connection.invalidate()
+
+    @contextmanager
+    def begun(self) -> Iterator[Connection]:
+        """As for transactional handlers, a connection that has broken in the pool is replaced.
+
+        Their job can be released, and claimed again.  Here the handler may have called a service,
+        so it waits while the database is away, for some seconds.
+        """
+        deadline = time.monotonic() + BEGIN_WITHIN
+        with ExitStack() as opened:
+            while True:
+                try:
+                    connection = opened.enter_context(self.connection())
+                    self.begin(connection)
+                    break
+                except DBAPIError as error:
+                    opened.close()
+                    is_over = time.monotonic() > deadline or self.attempt.is_lost
+                    if is_over or not is_away(error):
+                        raise
+                    self._runtime.outage.record_error(
+                        error, name=f"job {self.attempt.claimed.job_id}", opened_at=float("-inf")
+                    )
+                    self.attempt.wait_for(partial(time.sleep, BEGIN_AGAIN))
+            yield connection
 
     def begin(self, connection: Connection) -> None:
         limits = time_limits(self.attempt.settings.timeout, connection)

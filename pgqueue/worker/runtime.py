@@ -64,6 +64,7 @@ class WorkerRuntime:
         layers = layers_of(self.around, queue.middlewares)
         self.around_handlers = around_handlers(layers)
         self.around_async_handlers = around_async_handlers(layers)
+        self.around_finish = queue.around_finish()
         self.loop = EventLoop(engine)
         self.children = ProcessPool(
             queue.tasks,

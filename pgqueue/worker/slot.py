@@ -40,6 +40,7 @@ class Slot(WorkerThread):
         self.runtime = runtime
         self.around = runtime.around_handlers
         self.around_async = runtime.around_async_handlers
+        self.around_finish = runtime.around_finish
         self.current: RunningAttempt | None = None
         self.ran = 0
         """Number of jobs that have run in this slot."""

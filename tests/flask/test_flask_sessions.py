@@ -235,6 +235,63 @@ def test_a_handler_without_a_transaction_commits_db_session_itself(
     assert leftovers() == {}
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_inside_of_finish_db_session_is_the_session_of_the_block(
+    app: Flask, queue: PgQueue, database_url: str, kind: str
+) -> None:
+    seen: list[bool] = []
+
+    def write(session: Session, before: Session) -> None:
+        db.session.add(Note(word="in the block"))
+        seen.append(db.session() is session and session is not before)
+        event.listen(session, "after_commit", lambda it: seen.append(db.session() is it))
+
+    @queue.task(name="sync", retry=NEVER)
+    def finish(ctx: JobContext) -> None:
+        db.session.add(Note(word="before"))
+        before = db.session()
+        with ctx.finish() as session:
+            write(session, before)
+        seen.append(db.session() is before)
+        db.session.commit()
+
+    @queue.task(name="async", retry=NEVER)
+    async def afinish(ctx: JobContext) -> None:
+        before = db.session()
+        async with ctx.finish_async() as session:
+            write(session.sync_session, before)
+        seen.append(db.session() is before)
+
+    with app.app_context():
+        queue.tasks[kind].delay()
+
+    assert work(app, queue) == {"succeeded": 1}
+    assert seen == [True, True, True]
+    assert set(words_in(database_url)) - {"before"} == {"in the block"}
+    assert ("before" in words_in(database_url)) == (kind == "sync")
+    assert leftovers() == {}
+
+
+def test_a_block_of_finish_that_fails_leaves_the_earlier_session_alone(
+    app: Flask, queue: PgQueue, database_url: str
+) -> None:
+    @queue.task(name="finish", retry=NEVER)
+    def finish(ctx: JobContext) -> None:
+        db.session.add(Note(word="before"))
+        try:
+            with ctx.finish():
+                db.session.add(Note(word="in the block"))
+                raise LookupError
+        except LookupError:
+            db.session.commit()
+
+    with app.app_context():
+        finish.delay()
+
+    assert work(app, queue) == {"succeeded": 1}
+    assert words_in(database_url) == ["before"]
+
+
 def test_each_job_has_an_application_context_of_its_own(app: Flask, queue: PgQueue) -> None:
     seen: list[tuple[bool, int]] = []
 

@@ -46,6 +46,46 @@ def insert(ctx: JobContext) -> Any:
     return text("INSERT INTO receipts VALUES (:id)").bindparams(id=ctx.job_id)
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_connection_that_broke_in_the_pool_is_replaced(
+    engine: Engine, queue: PgQueue, kind: str
+) -> None:
+    """The service was called already: without another one it would be called twice."""
+    calls: list[str] = []
+
+    def restart() -> None:
+        calls.append("service")
+        with engine.begin() as connection:
+            connection.execute(text(END_ALL))
+
+    @queue.task(name="sync")
+    def pay(ctx: JobContext) -> None:
+        with queue.session() as session:
+            session.execute(text("SELECT 1"))  # leaves a connection in the pool
+        restart()
+        with ctx.finish() as session:
+            session.execute(insert(ctx))
+
+    @queue.task(name="async")
+    async def apay(ctx: JobContext) -> None:
+        restart()
+        async with ctx.finish_async() as session:
+            await session.execute(insert(ctx))
+
+    queue.tasks[kind].delay()
+
+    assert endings(Worker(queue)) == {"succeeded": 1}
+    assert calls == ["service"]
+    assert receipts(engine) == 1
+
+
+END_ALL = """
+    SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+    AND application_name NOT LIKE 'pgqueue%'
+"""
+
+
 COMMIT_WAITS = """
     CREATE FUNCTION wait_at_commit() RETURNS trigger LANGUAGE plpgsql
     AS $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END $$;
