@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -127,7 +128,7 @@ class ApplicationCalls(Generic[T]):
         while (call := self._next()) is not None:
             try:
                 with self._around():
-                    value = call.function()
+                    value = copy_context().run(call.function)
             except BaseException as error:
                 call.result.set_exception(error)
             else:

@@ -4,6 +4,7 @@ The threads that settle only put the events into a queue: a slow callback delays
 """
 
 from collections.abc import Iterable, Sequence
+from contextvars import copy_context
 from datetime import timedelta
 from queue import SimpleQueue
 
@@ -95,7 +96,7 @@ class AttemptEvents(WorkerThread):
 
 def _call(callback: AttemptCallback, event: AttemptEnded) -> None:
     try:
-        callback(event)
+        copy_context().run(callback, event)
     except BaseException:  # the application's code; its error must not end the events
         name = getattr(callback, "__qualname__", repr(callback))
         logger.exception("job %d: the on_attempt_end callback %s has failed", event.job_id, name)

@@ -1,6 +1,7 @@
 """The slots: the threads that run handlers."""
 
 import asyncio
+from contextvars import copy_context
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -60,7 +61,8 @@ class Slot(WorkerThread):
                 has_slot = self.runtime.loop.wait_for(self._work_on_loop(attempt))
             else:
                 try:
-                    outcome = run_attempt(attempt, self)
+                    # A context variable that one handler sets is not set in the next.
+                    outcome = copy_context().run(run_attempt, attempt, self)
                 except Exception as error:
                     outcome = self._outcome_after_error(attempt, error)
                 has_slot = self._end(attempt, outcome)

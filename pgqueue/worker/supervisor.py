@@ -51,6 +51,9 @@ logger = redaction.logger(__name__)
 WATCH_EVERY = 0.1
 WATCH_AT_REST_EVERY = 0.25
 """Seconds between two checks of handlers, threads and signals; the second while no handler runs."""
+OBEY_WITHIN = 3.0
+"""Seconds for which the worker waits, before it ends, for handlers past their timeout: those that
+look at ``ctx.is_cancelled()`` may all have been overdue at the same moment."""
 LAST_CLAIM = 4.5
 """Seconds to wait for the end of the last claim, which may have to be cancelled."""
 LAST_SETTLE = 4.0
@@ -314,12 +317,17 @@ class Supervisor:
             self._stuck.append(self._slots[index])
             self._slots[index] = Slot(self._runtime)
             self._slots[index].start()
-        self._stuck = [slot for slot in self._stuck if slot.is_alive()]
-        if len(self._stuck) >= self._config.slots:
+        if self._has_too_many_stuck():
+            wait_until(lambda: not self._has_too_many_stuck(), lambda: OBEY_WITHIN)
+        if self._has_too_many_stuck():
             raise TooManyStuck(
                 f"{len(self._stuck)} handlers do not return although they are past their timeout; "
                 "end this process: their threads cannot be stopped otherwise"
             )
+
+    def _has_too_many_stuck(self) -> bool:
+        self._stuck = [slot for slot in self._stuck if slot.is_alive()]
+        return len(self._stuck) >= self._config.slots
 
     def _settle_for_threads(self, ended: Sequence[tuple[RunningAttempt, Outcome]]) -> None:
         """Settle attempts whose threads still run, and end their transactions from this thread."""

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import pytest
 from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
 from worker_rig import endings
 
 from pgqueue import AttemptEnded, Job, JobContext, PgQueue, Retry, Worker
@@ -138,3 +140,39 @@ def test_a_callback_costs_no_job(engine: Engine, error: type[BaseException]) -> 
     assert endings(Worker(queue, concurrency=1)) == {"succeeded": 2}
     with queue.session() as session:
         assert seen == list(session.scalars(select(Job.id).order_by(Job.id)))
+
+
+WHO: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+@pytest.mark.parametrize("kind", ["plain", "session", "async"])
+def test_a_context_variable_that_one_job_sets_is_not_set_in_the_next(
+    engine: Engine, kind: str
+) -> None:
+    queue = PgQueue(engine)
+    seen: list[str] = []
+    told: list[str] = []
+
+    def note() -> None:
+        seen.append(WHO.get())
+        WHO.set("an earlier job")
+
+    @queue.task(name="session")
+    def with_session(session: Session) -> None:
+        note()
+
+    @queue.task(name="async")
+    async def on_loop() -> None:
+        note()
+
+    @queue.on_attempt_end
+    def tell(_: AttemptEnded) -> None:
+        told.append(WHO.get())
+        WHO.set("an earlier callback")
+
+    queue.task(name="plain")(note)
+    for _ in range(3):
+        queue.tasks[kind].delay()
+
+    assert endings(Worker(queue, concurrency=1)) == {"succeeded": 3}
+    assert seen == told == ["nobody"] * 3

@@ -4,6 +4,7 @@ import asyncio
 import time
 from datetime import timedelta
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -50,6 +51,22 @@ def test_a_thread_past_its_timeout_is_told_and_its_slot_runs_other_jobs(
         assert rig.effects(job) == 0
         assert worker.terminate() == 0
         assert rig.check() == []
+
+
+def test_a_worker_does_not_end_if_its_overdue_handlers_obey(engine: Engine) -> None:
+    """All slots are overdue at the same moment, and each handler ends soon after it is told."""
+    queue, together = PgQueue(engine), Barrier(2)
+
+    @queue.task(name="obey", timeout=timedelta(seconds=0.2), retry=Retry.never())
+    def obey(ctx: JobContext) -> None:
+        together.wait(60)
+        wait_until(ctx.is_cancelled, what="it is told")
+        together.wait(60)
+
+    obey.delay()
+    obey.delay()
+
+    assert endings(Worker(queue, concurrency=2)) == {"failed": 2}
 
 
 @pytest.mark.parametrize("task", [*OVERRUNS, *ASYNC_OVERRUNS])
