@@ -615,6 +615,35 @@ def test_a_crash_that_another_job_may_have_caused_is_tried_again_in_a_fresh_chil
     assert starts.read_text().split() == ["False"] * 2 + ["True"] * 2
 
 
+@pytest.mark.parametrize("why", ["cancel", "stop"])
+def test_nothing_is_tried_again_for_a_cancelled_job_or_in_a_worker_that_stops(
+    queue: PgQueue, tmp_path: Path, why: str
+) -> None:
+    starts = tmp_path / "starts"
+
+    def die(ctx: JobContext) -> None:
+        with starts.open("a") as notes:
+            notes.write("start ")
+        wait_until(lambda: ctx.is_cancelled() or ctx.is_stopping(), what="a cancel or a stop")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    in_child(queue, os.getpid, name="earlier").delay()
+    job = in_child(queue, die).delay().id
+
+    with working(Worker(queue, concurrency=1)):
+        wait_until(starts.exists, what="the handler starts")
+        if why == "cancel":
+            with queue.session() as session, session.begin():
+                queue.cancel(session, job)
+            wait_until(lambda: job_of(queue, job).outcome, what="the job ends")
+
+    assert starts.read_text().split() == ["start"]
+    assert (job_of(queue, job).outcome, job_of(queue, job).attempts) == {
+        "cancel": ("cancelled", 1),
+        "stop": (None, 0),
+    }[why]
+
+
 def test_half_a_message_is_waited_for_until_the_timeout(queue: PgQueue) -> None:
     def begin_to_answer() -> None:
         for number in os.listdir("/proc/self/fd"):

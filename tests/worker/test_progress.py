@@ -144,11 +144,11 @@ def test_at_repeatable_read_progress_waits_for_the_transaction(
 
 def test_a_worker_without_reports_has_no_thread_for_them(engine: Engine) -> None:
     queue = PgQueue(engine)
-    names: set[str] = set()
+    names, before = set[str](), threading.enumerate()
 
     @queue.task(name="tests.silent")
     def silent(ctx: JobContext) -> None:
-        names.update(thread.name for thread in threading.enumerate())
+        names.update(thread.name for thread in threading.enumerate() if thread not in before)
 
     silent.delay()
 
