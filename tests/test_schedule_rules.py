@@ -3,6 +3,8 @@
 The oracle walks through a window minute by minute, and knows nothing of cronsim.
 """
 
+import sys
+import zoneinfo
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -100,6 +102,31 @@ hours = st.none() | st.frozensets(st.integers(0, 23), min_size=1, max_size=3)
 
 def listed(numbers: frozenset[int]) -> str:
     return ",".join(map(str, sorted(numbers)))
+
+
+@pytest.fixture
+def without_zone_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on Windows and in a distroless image."""
+    for name in [*sys.modules, "tzdata"]:
+        if name.partition(".")[0] == "tzdata":
+            monkeypatch.setitem(sys.modules, name, None)
+    before = zoneinfo.TZPATH
+    zoneinfo.reset_tzpath(to=[])
+    ZoneInfo.clear_cache()
+    yield
+    zoneinfo.reset_tzpath(to=before)
+    ZoneInfo.clear_cache()
+
+
+@pytest.mark.usefixtures("without_zone_files")
+@pytest.mark.parametrize(("cron", "every"), [("30 12 * * *", None), (None, HOUR)])
+def test_utc_needs_no_zone_files(cron: str | None, every: timedelta | None) -> None:
+    with pytest.raises(OptionError, match="install the package tzdata"):
+        checked_rule("", cron, every, "Europe/Berlin")
+
+    rule = checked_rule("", cron, every, "UTC")
+
+    assert rule.next_tick(NOW) == NOW.replace(second=0) + (HOUR if every else 30 * MINUTE)
 
 
 @given(place=st.sampled_from(DAYS), minutes=numbers, hours=hours)

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo
 
 import click
 from sqlalchemy import select
@@ -46,6 +45,7 @@ from pgqueue.repository.schedules import ScheduleState
 from pgqueue.repository.task_minutes import KEPT, TaskMinutes
 from pgqueue.repository.workers import WorkerState
 from pgqueue.rules.limits import has_own_capacity, rate_in_words
+from pgqueue.rules.ticks import zone_of
 from pgqueue.terminal import as_data, harmless, print_json, print_table
 
 LONGEST_ERROR = 80
@@ -203,7 +203,7 @@ class _Run(NamedTuple):
 
     @property
     def local(self) -> datetime | None:
-        return None if self.at is None else self.at.astimezone(ZoneInfo(self.state.timezone))
+        return None if self.at is None else self.at.astimezone(zone_of(self.state.timezone))
 
 
 def _runs(state: ScheduleState) -> list[_Run]:

@@ -8,7 +8,7 @@ one of ``30 * * * *`` where clocks are set back by half an hour.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 from itertools import takewhile
 from typing import Any
@@ -78,7 +78,7 @@ class Rule:
         if self.every is not None:
             # Counted from the epoch, so that the start of a worker does not move the ticks.
             return EPOCH + ((after - EPOCH) // self.every + 1) * self.every
-        local = after.astimezone(ZoneInfo(self.timezone))
+        local = after.astimezone(zone_of(self.timezone))
         _, hour, *_ = str(self.cron).split()
         if hour != "*":
             return next((tick for tick in self._once(local) if tick > after), None)
@@ -244,6 +244,11 @@ def _place(message: str, fields: list[str]) -> str:
     return message
 
 
+def zone_of(name: str) -> tzinfo:
+    """The time zone with this name.  UTC needs no zone files, which not every system has."""
+    return UTC if name == "UTC" else ZoneInfo(name)
+
+
 def _check_zone(where: str, timezone: Any) -> None:
     shown = f"{where}timezone is {repr(timezone)[:LONGEST_SHOWN]}"
     if timezone in OF_THE_MACHINE:
@@ -251,7 +256,7 @@ def _check_zone(where: str, timezone: Any) -> None:
             f"{shown}, which is another zone on each machine; give an IANA name as 'Europe/Berlin'"
         )
     try:
-        ZoneInfo(timezone)
+        zone_of(timezone)
     # Errors for a directory, a path outside the zone files, a file without a zone, or no str.
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError, AttributeError) as error:
         raise OptionError(

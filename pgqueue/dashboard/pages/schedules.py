@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from zoneinfo import ZoneInfo
 
 from sqlalchemy.orm import Session
 
@@ -10,6 +9,7 @@ from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
 from pgqueue.errors import OptionError
 from pgqueue.models import JobStatus
 from pgqueue.repository.schedules import RECENT, ScheduleRows, ScheduleState
+from pgqueue.rules.ticks import zone_of
 
 RUNS = 3
 
@@ -45,7 +45,7 @@ def _read(asked: Asked, session: Session) -> list[Row]:
 
 def _row(state: ScheduleState, results: list[tuple[int, JobStatus]]) -> Row:
     try:
-        words, zone = state.rule.in_words(), ZoneInfo(state.timezone)
+        words, zone = state.rule.in_words(), zone_of(state.timezone)
         runs = [time.astimezone(zone) for time in state.next_runs(RUNS)]
     except (OptionError, OverflowError) as error:  # for lack of its zone, or after the year 9999
         words, runs = str(error), []
