@@ -10,12 +10,13 @@ from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.two_phase import commit_in_two_phases
-from pgqueue.errors import ArgumentsError, NotBound, SchemaMissing, SchemaTooOld
+from pgqueue.errors import ArgumentsError, NotBound, PayloadError, SchemaMissing, SchemaTooOld
 from pgqueue.models.base import SCHEMA
 from pgqueue.repository.nodes import CITUS_SCHEMA
 from pgqueue.repository.tables import A_WRITE
 
 UNDEFINED_TABLE = "42P01"
+UNTRANSLATABLE_CHARACTER = "22P05"
 UNDEFINED_COLUMN = "42703"
 UNDEFINED_FUNCTION_OR_SCHEMA = ("42883", "3F000")
 
@@ -78,13 +79,24 @@ def may_notify(connection: Connection) -> bool:
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Say what to run if tables or columns are missing; hide the parameters of every error."""
+    """Say what to run if tables or columns are missing, and which character the encoding of the
+    database lacks; hide the parameters of every error."""
     try:
         yield
+    except UnicodeEncodeError as error:
+        raise PayloadError(
+            f"{error.object[error.start : error.end]!r} is not in {error.encoding}, the encoding "
+            f"of the connection, so nothing was written. {_USE_UTF8}"
+        ) from None
     except DBAPIError as error:
         error.hide_parameters = True
         # The attribute is sqlstate in psycopg and asyncpg, pgcode in psycopg2.
         state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+        if state == UNTRANSLATABLE_CHARACTER:
+            raise PayloadError(
+                f"The database cannot store a character: {str(error.orig).splitlines()[0]}; "
+                f"nothing was written. {_USE_UTF8}"
+            ) from None
         if state == UNDEFINED_TABLE:
             raise SchemaMissing(f"There are no pgqueue tables {_UPGRADE}") from error
         if state in UNDEFINED_FUNCTION_OR_SCHEMA and CITUS_SCHEMA in str(error.orig):
@@ -97,6 +109,8 @@ def translated_errors() -> Iterator[None]:
             raise SchemaTooOld(f"There are only older pgqueue tables {_UPGRADE}") from error
         raise
 
+
+_USE_UTF8 = "Use a database with the encoding UTF8, or arguments without this character."
 
 _UPGRADE = (
     f"in schema {SCHEMA} of this session's database, or with node=... of its node. Run `pgqueue "

@@ -88,7 +88,16 @@ def call_listeners_in(
 def connect(engine: Engine) -> Connection:
     """A connection of the engine's pool, whose listeners may have left a transaction open."""
     with _contexts.get(engine.dialect, nullcontext)():
-        return engine.connect()
+        try:
+            return engine.connect()
+        except TypeError as error:
+            if "bytes-like" not in str(error):
+                raise
+            raise PgQueueError(
+                "the database has the encoding SQL_ASCII, with which drivers return bytes for "
+                "text: add client_encoding=utf8 to the URL, as in postgresql://user@host/database"
+                "?client_encoding=utf8"
+            ) from error
 
 
 def end_open_transactions(engine: Engine) -> None:
