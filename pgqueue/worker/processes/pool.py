@@ -33,7 +33,7 @@ from pgqueue.outcomes import (
 )
 from pgqueue.worker.processes.channel import NOTICE, STOP, Answer, BadMessage, Channel
 from pgqueue.worker.processes.child import Tasks, run_jobs
-from pgqueue.worker.processes.server import FORK, NUMBER, start_server
+from pgqueue.worker.processes.server import FORK, NUMBER, kill_group, start_server
 from pgqueue.worker.threads import wait_until
 
 logger = redaction.logger(__name__)
@@ -307,9 +307,7 @@ class ChildProcess:
         with self._lock:
             self.killed_for = self.killed_for or end
             if self._pid is not None and not self.has_ended:
-                for kill in (os.killpg, os.kill):  # its handler may have moved it to another group
-                    with suppress(ProcessLookupError, PermissionError):
-                        kill(self._pid, signal.SIGKILL)
+                kill_group(self._pid)
 
     def close(self) -> None:
         self.kill()

@@ -123,7 +123,9 @@ class ForkServer:
                     for one in sockets:
                         one.close()
         for pid in self._children:
-            _kill_group(pid)
+            kill_group(pid)
+        for pid in self._children:  # the first process of a container may wait for none
+            os.waitpid(pid, 0)
 
     def _fork(self, jobs: socket.socket, notices: socket.socket, life: socket.socket) -> None:
         with jobs, notices:
@@ -160,7 +162,7 @@ class ForkServer:
         """Tell the worker of children that have ended; kill what their handlers have started."""
         for pid in list(self._children):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                _kill_group(pid)  # before the kernel may reuse the number
+                kill_group(pid)  # before the kernel may reuse the number
                 _, status = os.waitpid(pid, 0)
                 life = self._children.pop(pid)
                 _tell(life, os.waitstatus_to_exitcode(status))
@@ -234,6 +236,11 @@ def _forget_connections() -> None:
     gc.freeze()  # children share the memory of objects that the garbage collector leaves alone
 
 
-def _kill_group(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+def kill_group(pid: int) -> None:
+    """Kill a child, and the processes of its group.
+
+    Call it before anyone has waited for the child: another process may have its number afterwards.
+    """
+    for kill in (os.killpg, os.kill):  # its handler may have moved it to another group
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
