@@ -27,6 +27,7 @@ from pgqueue.nodes import Node
 from pgqueue.redaction import redacted
 from pgqueue.repository.health import Health
 from pgqueue.repository.invariants import Violation
+from pgqueue.schema.comparison import differences
 from pgqueue.terminal import harmless, print_json
 
 
@@ -78,6 +79,9 @@ def _of_rows(queue: PgQueue, session: Session) -> Iterator[Finding]:
         yield Finding(Level.WRONG, "schema", str(error))
         return
     yield Finding(Level.OK, "schema", f"{SCHEMA}, version {schema.SCHEMA_VERSION}")
+    if found := differences(session.connection()):
+        yield from (Finding(Level.WRONG, "tables", each) for each in found)
+        return
     violations = queue.check(session)
     for violation in violations[:SHOWN]:
         steps = "; ".join(remedy_for(violation))

@@ -6,9 +6,10 @@ from sqlalchemy import Connection, Engine, insert
 from pgqueue import redaction
 from pgqueue.database.opening import connect_idle
 from pgqueue.errors import SchemaError
-from pgqueue.models.base import SCHEMA, Base
+from pgqueue.models.base import SCHEMA
 from pgqueue.models.schema_version import SchemaVersion
 from pgqueue.schema.citus import group_of, set_number
+from pgqueue.schema.comparison import differences
 from pgqueue.schema.on_all_nodes import create_on_all_nodes
 from pgqueue.schema.state import (
     SCHEMA_VERSION,
@@ -55,22 +56,11 @@ def _write_lost_version(connection: Connection, found: State) -> None:
 
     Only if the tables are those of this version, compared as Alembic compares them with models.
     """
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
-    options = {
-        "include_schemas": True,
-        "include_name": lambda name, type_, _: type_ != "schema" or name == SCHEMA,
-        "version_table_schema": SCHEMA,
-        "compare_type": True,
-        "compare_server_default": True,
-    }
-    context = MigrationContext.configure(connection, opts=options)
-    if differences := compare_metadata(context, Base.metadata):
+    if found_others := differences(connection):
         raise SchemaError(
             f"{SCHEMA}.schema_version has lost its row, and the tables are not those of version "
-            f"{SCHEMA_VERSION}: {len(differences)} differences. Insert the row again, with the "
-            "version that the tables have as its version and its oldest_code, and run this again."
+            f"{SCHEMA_VERSION}: {found_others[0]}. Insert the row again, with the version that the "
+            "tables have as its version and its oldest_code, and run this again."
         )
     row = {"version": SCHEMA_VERSION, "oldest_code": SCHEMA_VERSION}
     connection.execute(insert(SchemaVersion).values(row))

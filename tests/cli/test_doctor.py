@@ -163,6 +163,32 @@ class TestTables:
         assert "pgqueue.message_queue is missing, partitioned" in detail
         assert about(findings(PgQueue(empty_engine)), "schema")[0] == "wrong"
 
+    def test_a_dropped_index_comes_with_what_makes_it_again(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("DROP INDEX pgqueue.jobs_held_unique_key"))
+
+        level, detail = about(findings(queue), "tables")
+        what, _, command = detail.partition("as the owner of the tables run ")
+
+        assert (level, what) == ("wrong", "index jobs_held_unique_key of pgqueue.jobs is missing; ")
+        with engine.begin() as connection:
+            connection.execute(text(command))
+        assert "tables" not in {finding["subject"] for finding in findings(queue)}
+
+    def test_a_dropped_column_and_a_dropped_table_are_wrong(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE pgqueue.jobs DROP tags CASCADE"))
+            connection.execute(text("DROP TABLE pgqueue.deploys"))
+
+        wrong = [one["detail"] for one in findings(queue) if one["level"] == "wrong"]
+
+        assert "column tags of pgqueue.jobs is missing" in wrong
+        assert "table pgqueue.deploys is missing" in wrong
+
     def test_those_without_autovacuum_are_named(self, queue: PgQueue, engine: Engine) -> None:
         with engine.begin() as connection:
             off = "ALTER TABLE pgqueue.leases SET (autovacuum_enabled = 'no')"

@@ -1,0 +1,53 @@
+"""Compares the tables of a database with those that this code expects."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.schema import CreateIndex
+
+from pgqueue.models.base import SCHEMA, Base
+
+OPTIONS = {
+    "include_schemas": True,
+    "include_name": lambda name, type_, _: type_ != "schema" or name == SCHEMA,
+    "version_table_schema": SCHEMA,
+    "compare_type": True,
+    "compare_server_default": True,
+}
+
+
+def differences(connection: Connection) -> list[str]:
+    """What the tables lack or have otherwise, as Alembic compares them with models.
+
+    An index that this code does not know may be the application's, and is no difference.
+    """
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    context = MigrationContext.configure(connection, opts=OPTIONS)
+    found: list[Any] = compare_metadata(context, Base.metadata)
+    return list(_in_words(found, connection))
+
+
+def _in_words(found: list[Any], connection: Connection) -> Iterator[str]:
+    for each in found:
+        match each:
+            case ("remove_index", *_):
+                pass
+            case ("add_index", index):
+                command = str(CreateIndex(index).compile(dialect=connection.dialect))
+                yield (
+                    f"index {index.name} of {SCHEMA}.{index.table.name} is missing; as the owner "
+                    f"of the tables run {' '.join(command.split())}"
+                )
+            case ("add_table", table):
+                yield f"table {SCHEMA}.{table.name} is missing"
+            case ("add_column", _, table, column):
+                yield f"column {column.name} of {SCHEMA}.{table} is missing"
+            case ("remove_column", _, table, column):
+                yield f"column {column.name} of {SCHEMA}.{table} is unknown"
+            case [(kind, _, table, column, *_), *_]:
+                yield f"column {column} of {SCHEMA}.{table} is another ({kind})"
+            case (kind, thing, *_):
+                yield f"{getattr(thing, 'name', thing)} is another ({kind})"
