@@ -874,6 +874,25 @@ def test_a_script_without_a_main_guard_enqueues_once(database_url: str, tmp_path
     assert done.stdout.strip() == "{'succeeded': 1}", done.stderr
 
 
+def test_a_process_that_a_handler_forks_neither_answers_nor_runs_a_job(queue: PgQueue) -> None:
+    def fork(leaves_by: str) -> list[int]:
+        child = os.getpid()
+        pid = os.fork()
+        if pid == 0 and leaves_by == "sys.exit":
+            sys.exit(3)
+        if pid:
+            os.waitpid(pid, 0)
+        return [child, os.getpid()]
+
+    task = in_child(queue, fork, timeout=timedelta(seconds=60))
+    jobs = [task.delay(how).id for how in ("return", "sys.exit")]
+
+    assert endings(Worker(queue, concurrency=1)) == {"succeeded": 2}
+    for job in jobs:
+        child, answered = result(queue, job)
+        assert child == answered
+
+
 def test_a_process_that_a_handler_forks_can_be_terminated(queue: PgQueue) -> None:
     """The child itself ignores SIGTERM, which the worker handles; what it forks does not."""
 

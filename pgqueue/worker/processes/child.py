@@ -36,7 +36,7 @@ def run_jobs(tasks: Tasks, around: Around, jobs: socket.socket, notices: socket.
     """The child process, until its worker has ended."""
     attempts_logger.disabled = True  # the worker logs the outcomes
     channel, notes, sending = Channel(jobs), _Notices(notices), Lock()
-    untouched = _state()
+    child, untouched = os.getpid(), _state()
     while True:
         try:
             claimed: Claimed = channel.receive()
@@ -61,6 +61,8 @@ def run_jobs(tasks: Tasks, around: Around, jobs: socket.socket, notices: socket.
         except MemoryError as error:
             outcome = after_error(task, claimed, error)
         flush()
+        if os.getpid() != child:
+            os._exit(0)  # a copy that the handler has forked, and which has returned too
         answer = Answer(outcome, _difference(untouched, _state()))
         try:
             reports.end(answer)
@@ -194,4 +196,5 @@ def _limited_memory(task: Task[..., Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+        with suppress(ValueError):  # its handler has lowered the limit for good
+            resource.setrlimit(resource.RLIMIT_AS, before)

@@ -260,7 +260,8 @@ class ChildProcess:
         if self._life not in wait([self._life, self._control], STARTS_WITHIN):
             raise NotStarted("the server of the child processes does not answer")
         told, descriptors, *_ = socket.recv_fds(self._life, NUMBER.size, 1)
-        for self._process in descriptors:
+        if descriptors:
+            [self._process] = descriptors
             self._files.callback(os.close, self._process)
         if not told:
             raise NotStarted("the server of the child processes has ended, or has no more files")
@@ -355,10 +356,11 @@ class ChildProcess:
         Raises Died if nobody has killed it.
         """
         if self.killed_for is None:
-            left = (attempt.deadline or float("inf")) - time.monotonic()
-            if not self._has_ended(within=max(min(left, ENDS_WITHIN), 0)):
-                self.kill(AttemptEnd.TIMEOUT if left <= ENDS_WITHIN else None)
-        else:
+            deadline = float("inf") if attempt.deadline is None else attempt.deadline
+            within = max(min(deadline - time.monotonic(), ENDS_WITHIN), 0)
+            if not self._has_ended(within=within):
+                self.kill(AttemptEnd.TIMEOUT if time.monotonic() >= deadline else None)
+        if self.killed_for is not None:
             self._has_ended(within=IS_KILLED_WITHIN)
         match self.killed_for:
             case AttemptEnd.TIMEOUT:
