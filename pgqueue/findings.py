@@ -22,7 +22,6 @@ from pgqueue.repository.batches import Batches, Candidate
 from pgqueue.repository.claim import queues_with_messages
 from pgqueue.repository.health import (
     LIMITS,
-    LONGEST_SILENCE,
     Health,
     TableHealth,
     Unreadable,
@@ -166,8 +165,11 @@ def at_a_glance(
     """
     health = Health(session)
     oldest = {one.queue: one for one in reversed(first)}
+    live = [worker for worker in workers if worker.is_live]
+    unserved = [one for one in oldest.values() if not _is_served(one.queue, live)]
     found = [
-        *(_unserved(one, count) for one in oldest.values() if not _is_served(one.queue, workers)),
+        *([] if live or not (workers or unserved) else [_nobody_lives(workers, unserved)]),
+        *(_unserved(one, count) for one in unserved if live),
         *(_unknown(one) for one in first if queue.tasks and one.task not in queue.tasks),
         *of_records(queue, session),
         *of_tables(health.tables()),
@@ -178,11 +180,7 @@ def at_a_glance(
 
 
 def _is_served(queue: str, workers: Sequence[WorkerState]) -> bool:
-    return any(
-        serves(worker.queues, queue)
-        for worker in workers
-        if worker.heartbeat_age.total_seconds() < LONGEST_SILENCE
-    )
+    return any(serves(worker.queues, queue) for worker in workers)
 
 
 def skipped_jobs(queue: PgQueue, session: Session) -> list[admission.Waiting]:
@@ -220,8 +218,17 @@ def _warnings(subject: str, details: Iterable[str], *, sound: tuple[str, str]) -
         yield Finding(Level.OK, *sound)
 
 
+def _nobody_lives(silent: Sequence[WorkerState], unserved: Sequence[FirstDue]) -> Finding:
+    last = min((worker.heartbeat_age for worker in silent), default=None)
+    said = "" if last is None else f"; the last was silent {age(last)} ago"
+    where = ", ".join(one.queue for one in unserved[:SHOWN])
+    waits = f", and nothing runs that is due in {where}" if where else ""
+    return Finding(Level.WRONG, "workers", f"no worker lives{said}{waits}; run pgqueue worker")
+
+
 def _unserved(first: FirstDue, count: LastCount | None) -> Finding:
-    due = 0 if count is None or first.queue not in count.queues else count.queues[first.queue].due
+    is_known = count is not None and not count.is_old and first.queue in count.queues
+    due = count.queues[first.queue].due if count is not None and is_known else 1
     where = Waiting(first.queue, max(due, 1), first.since)
     return Finding(Level.WARNING, "workers", words_for_unserved(where))
 

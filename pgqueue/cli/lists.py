@@ -36,7 +36,7 @@ from pgqueue.models import JobStatus, PausedTask, QueueSettings
 from pgqueue.nodes import Node
 from pgqueue.redaction import redacted, redacted_data
 from pgqueue.repository.error_groups import ErrorGroups, in_hex
-from pgqueue.repository.health import LONGEST_SILENCE, Health
+from pgqueue.repository.health import Health
 from pgqueue.repository.limits import LimitState
 from pgqueue.repository.operator_actions import OperatorActions
 from pgqueue.repository.pages import Pages, PageStart, words_of
@@ -178,7 +178,17 @@ def _flow(flow: QueueFlow | None, count: QueueCount | None) -> dict[str, Any]:
 
 
 def _worker(worker: WorkerState) -> dict[str, Any]:
-    first = ("id", "hostname", "pid", "queues", "is_quiet", "slots", "claimed_ahead", "started_at")
+    first = (
+        "id",
+        "hostname",
+        "pid",
+        "queues",
+        "is_live",
+        "is_quiet",
+        "slots",
+        "claimed_ahead",
+        "started_at",
+    )
     same = (*first, "heartbeat_age", "attempts_ended", "version")
     return {
         **{name: getattr(worker, name) for name in same},
@@ -274,7 +284,9 @@ WORKERS = View(
         "worker": lambda one: f"{one.hostname}:{one.pid}",
         "queues": lambda one: ", ".join(one.queues) or "(quiet)",
         "jobs/slots": lambda one: f"{len(one.jobs)}/{one.slots}",
-        "last heartbeat": lambda one: f"{one.heartbeat_age.total_seconds():.1f} s ago",
+        "last heartbeat": lambda one: (
+            f"{one.heartbeat_age.total_seconds():.1f} s ago{'' if one.is_live else ' (silent)'}"
+        ),
         "ended": lambda one: one.attempts_ended,
         "version": lambda one: one.version or "",
         "oldest job": _oldest_job,
@@ -501,6 +513,8 @@ def status(given: CliState, /, exact: bool, as_json: bool) -> list[dict[str, Any
         click.echo(harmless(f"Paused tasks: {', '.join(paused)}."))
     click.echo()
     print_rows(WORKERS, live, without="id")
+    if live and not any(worker.is_live for worker in live):
+        click.echo("No worker lives: none of these has sent a heartbeat for a minute.")
     for words in (*map(words_for_unknown, unknown), *map(words_for_unreadable, unreadable)):
         click.echo(harmless(f"\nWarning: {words}"))
     return queues
@@ -522,7 +536,7 @@ def health(given: CliState) -> None:
         live = [
             str(worker.pid)
             for worker in queue.workers(session)
-            if worker.hostname == host and worker.heartbeat_age.total_seconds() < LONGEST_SILENCE
+            if worker.hostname == host and worker.is_live
         ]
     if not live:
         raise click.ClickException(f"No worker lives on {host}")

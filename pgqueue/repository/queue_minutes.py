@@ -46,6 +46,7 @@ REMEMBERED: sa.ColumnElement[Any] = sa.literal_column("interval '10 minutes'")
 """For so long a queue is counted after its last job: then the charts have its end."""
 WRITTEN_LATE: sa.ColumnElement[Any] = sa.literal_column("interval '15 seconds'")
 """For so long after the end of a minute workers may still add to it."""
+REMAINS_TRUE = timedelta(minutes=1)
 FLOW_MINUTES = 5
 """Whole minutes over which the jobs that go in and out are counted."""
 
@@ -297,6 +298,11 @@ class LastCount(NamedTuple):
     """How long ago it was."""
     queues: Mapping[str, QueueCount]
     """Queues that are missing have no unfinished jobs."""
+
+    @property
+    def is_old(self) -> bool:
+        """Whether no worker has counted for a minute: the numbers may be quite other ones now."""
+        return self.age > REMAINS_TRUE
 
 
 class FirstDue(NamedTuple):

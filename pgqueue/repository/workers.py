@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from pgqueue.repository.batches import has_candidates
+from pgqueue.repository.health import LONGEST_SILENCE
 from pgqueue.repository.reading import moment, span
 from pgqueue.repository.rescue import (
     Rescues,
@@ -257,7 +258,10 @@ class HeldJob:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A live worker, as read by :meth:`PgQueue.workers`."""
+    """A worker that was not declared dead, as read by :meth:`PgQueue.workers`.
+
+    Only another worker declares a worker dead; :attr:`is_live` tells whether it sends heartbeats.
+    """
 
     id: UUID
     hostname: str
@@ -273,6 +277,11 @@ class WorkerState:
     """Of the application, as ``PgQueue(version=...)`` names it; None if the worker has none."""
     jobs: tuple[HeldJob, ...]
     """Those that it runs or has claimed ahead, in the order of their claims."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its last heartbeat is younger than a minute."""
+        return self.heartbeat_age.total_seconds() < LONGEST_SILENCE
 
     @property
     def is_quiet(self) -> bool:

@@ -70,6 +70,28 @@ def test_where_nothing_is_wrong_all_is_well(served: PgQueue, engine: Engine) -> 
     assert "mail 1 0 0 0" in words
 
 
+def test_a_worker_that_is_silent_is_counted_nowhere(served: PgQueue, engine: Engine) -> None:
+    """Only another worker declares it dead, and none lives."""
+    served.tasks["send"].delay()
+    count(engine)
+    fail(engine, served)
+    served.tasks["send"].delay()
+    execute(engine, "UPDATE pgqueue.workers SET heartbeat_at = now() - interval '32 minutes'")
+    old = "counted_at - interval '33 minutes', at = at - interval '33 minutes'"
+    execute(engine, f"UPDATE pgqueue.queue_minutes SET counted_at = {old}")
+
+    words = Visitor(served).text("/")
+
+    first = words.partition("Needs you")[2]
+    assert first.strip().startswith("workers no worker lives; the last was silent 32 min")
+    assert "due in mail" in first
+    assert "Slots in use 0 of 0 no worker lives" in words
+    assert "These numbers are old: no worker has counted the jobs since" in words
+    row = words[words.index("Empty in Workers") :]
+    assert "none" in row.partition("secret-tenant")[0]
+    assert "no living worker serves" not in words, "said once, for all queues"
+
+
 def test_failures_need_somebody_with_their_deploy(served: PgQueue, engine: Engine) -> None:
     fail(engine, served)
 
@@ -97,10 +119,14 @@ def test_a_queue_without_a_worker_needs_somebody(queue: PgQueue, engine: Engine)
     queue.tasks["send"].delay()
     count(engine)
 
-    words = Visitor(queue).text("/")
+    assert "no worker lives, and nothing runs that is due in mail" in Visitor(queue).text("/")
 
+    with Session(engine) as session, session.begin():
+        process = {"hostname": "h", "pid": 1, "backend_pid": 1, "slots": 4}
+        session.add(WorkerProcess(id=uuid.uuid4(), queues=["other"], **process))
+    words = Visitor(queue).text("/")
     assert "no living worker serves queue mail, where 1 job is due" in words
-    assert "no worker lives" in words
+    assert "no worker lives" not in words
 
 
 def test_what_is_paused_is_resumed_where_it_is_told(served: PgQueue, engine: Engine) -> None:

@@ -67,7 +67,9 @@ def needs(asked: Asked, rows: QueueRows | None, session: Session) -> list[Need]:
     for finding in glance:
         endpoint, label = PAGE_OF.get(finding.subject, ("", ""))
         status = "failed" if finding.level is Level.WRONG else "pending"
-        found.append(Need(status, finding.subject, finding.detail, endpoint, label))
+        need = Need(status, finding.subject, finding.detail, endpoint, label)
+        # That no worker lives stands first: it is why most of the others wait.
+        found.insert(0 if finding.level is Level.WRONG else len(found), need)
     return found
 
 
@@ -159,8 +161,9 @@ def _figures(asked: Asked, span: str, session: Session) -> Figures:
 
 def _slots(workers: Sequence[WorkerState]) -> tuple[int, int, int]:
     """How many slots of live workers are in use, how many there are, and how many workers."""
-    busy = sum(min(len(worker.jobs), worker.slots) for worker in workers)
-    return busy, sum(worker.slots for worker in workers), len(workers)
+    live = [worker for worker in workers if worker.is_live]
+    busy = sum(min(len(worker.jobs), worker.slots) for worker in live)
+    return busy, sum(worker.slots for worker in live), len(live)
 
 
 def overview(asked: Asked) -> Page:

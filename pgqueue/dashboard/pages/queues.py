@@ -96,7 +96,7 @@ def read_queues(asked: Asked, session: Session) -> QueueRows:
                 counts.get(name, NONE),
                 oldest.get(name),
                 flows.get(name),
-                sum(serves(worker.queues, name) for worker in workers),
+                sum(serves(worker.queues, name) for worker in workers if worker.is_live),
                 paused.get(name),
             )
             for name in sorted(names)

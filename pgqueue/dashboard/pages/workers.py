@@ -9,7 +9,6 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
-from pgqueue.repository.health import LONGEST_SILENCE
 from pgqueue.repository.workers import HeldJob, WorkerState
 from pgqueue.rules.served_queues import serves
 
@@ -41,10 +40,9 @@ class WorkerRow:
     @property
     def lives(self) -> tuple[str, str]:
         """The status whose colour it has, and how it lives, in words."""
-        silence = self.state.heartbeat_age.total_seconds()
-        if silence > LONGEST_SILENCE:
+        if not self.state.is_live:
             return "failed", "silent"
-        if silence > FRESH:
+        if self.state.heartbeat_age.total_seconds() > FRESH:
             return "retrying", "late"
         return ("cancelled", "quiet") if self.state.is_quiet else ("succeeded", "alive")
 
