@@ -388,7 +388,10 @@ def ids_left(session: Session, action: Action) -> tuple[list[int], int | None]:
         given = {"after": which.after, "size": WINDOW}
         end = session.execute(id_above(), given).scalar()
         if end is not None:
+            # Jobs that came later are no part of the action.
             end = _smaller(end, (which.before or 0) - 1)
+            if end <= (which.after or 0):
+                return [], None  # or it would search behind its last job for ever
             which = replace(which, before=end + 1)
     found = Listing(session).ids(which, limit=READ_AHEAD)
     return found, None if len(found) == READ_AHEAD else end

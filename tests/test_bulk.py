@@ -224,6 +224,21 @@ class TestPortions:
         assert (found.jobs, found.skipped, messages(queue)) == (2, 0, 2)
         assert found.finished_at is not None
 
+    def test_a_search_without_an_index_ends_at_the_last_job_of_the_action(
+        self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However many jobs come later: they are neither searched for ever nor changed."""
+        monkeypatch.setattr(bulk, "WINDOW", 4)
+        first = cancelled(queue, 4)
+        action = begun(queue, "requeue", replace(CANCELLED, text="mail"))
+        later = cancelled(queue, 12)
+        execute(queue.engine, "UPDATE pgqueue.jobs SET last_error = 'no mail'")
+
+        found = run(queue, action, stop_after=20)
+
+        assert (found.finished_at is not None, found.jobs) == (True, len(first))
+        assert statuses(queue)[-len(later) :] == [JobStatus.CANCELLED] * len(later)
+
     def test_named_jobs_are_changed_in_the_order_of_their_ids(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 3)
         with begin(queue) as session:

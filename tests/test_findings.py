@@ -30,8 +30,11 @@ def start_worker(engine: Engine, *queues: str, silent_for: int = 0) -> None:
         session.add(row)
         session.flush()
         session.execute(
-            text("UPDATE pgqueue.workers SET heartbeat_at = now() - :silence * interval '1 s'"),
-            {"silence": silent_for},
+            text(
+                "UPDATE pgqueue.workers SET heartbeat_at = now() - :silence * interval '1 s'"
+                " WHERE id = :id"
+            ),
+            {"silence": silent_for, "id": row.id},
         )
 
 
