@@ -719,7 +719,7 @@ def test_an_answer_that_cannot_be_read_ends_the_attempt_and_its_process(
     with working(Worker(queue, concurrency=1)):
         wait_until(lambda: all(job_of(queue, job).outcome for job in jobs.values()), what="all end")
         unreadable = [int(path.name) for path in tmp_path.iterdir()]
-        wait_until(lambda: any(map(is_gone, unreadable)), what="a process is gone")
+        wait_until(lambda: all(map(is_gone, unreadable)), what="the processes are gone")
 
     errors = {how: job_of(queue, job).last_error or "" for how, job in jobs.items()}
     assert "cannot be unpickled" in errors["unreadable"]

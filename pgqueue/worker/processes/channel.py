@@ -26,7 +26,7 @@ Wait = Callable[[int], object]
 """Waits for an event of ``select.poll``; raises if the other side will never be ready."""
 
 
-class Answer(NamedTuple):
+class ChildAnswer(NamedTuple):
     """The last message of a child about a job."""
 
     outcome: Outcome

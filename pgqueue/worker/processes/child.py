@@ -20,7 +20,7 @@ from pgqueue.handler.outcome import logger as attempts_logger
 from pgqueue.meta import read_meta
 from pgqueue.repository.claim import Claimed
 from pgqueue.tasks import Task
-from pgqueue.worker.processes.channel import NOTICE, STOP, Answer, BadMessage, Channel
+from pgqueue.worker.processes.channel import NOTICE, STOP, BadMessage, Channel, ChildAnswer
 from pgqueue.worker.processes.server import flush
 
 REPORT_EVERY = 1.0
@@ -63,7 +63,7 @@ def run_jobs(tasks: Tasks, around: Around, jobs: socket.socket, notices: socket.
         flush()
         if os.getpid() != child:
             os._exit(0)  # a copy that the handler has forked, and which has returned too
-        answer = Answer(outcome, _difference(untouched, _state()))
+        answer = ChildAnswer(outcome, _difference(untouched, _state()))
         try:
             reports.end(answer)
         except BadMessage as error:
@@ -156,7 +156,7 @@ class _Reports:
                 timer.start()
                 self._timer = timer
 
-    def end(self, answer: Answer) -> None:
+    def end(self, answer: ChildAnswer) -> None:
         with self._lock:
             self._send_last()
             self._channel.send(answer)

@@ -31,7 +31,7 @@ from pgqueue.outcomes import (
     Retried,
     Unreadable,
 )
-from pgqueue.worker.processes.channel import NOTICE, STOP, Answer, BadMessage, Channel
+from pgqueue.worker.processes.channel import NOTICE, STOP, BadMessage, Channel, ChildAnswer
 from pgqueue.worker.processes.child import Tasks, run_jobs
 from pgqueue.worker.processes.server import FORK, NUMBER, kill_group, start_server
 from pgqueue.worker.threads import wait_until
@@ -186,7 +186,7 @@ class ProcessPool:
         if not is_kept:
             child.close()
 
-    def _note(self, attempt: RunningAttempt, answer: Answer) -> None:
+    def _note(self, attempt: RunningAttempt, answer: ChildAnswer) -> None:
         """Log why a child is not kept: once for each task and each reason."""
         words = f"{attempt.task.name}: {answer.left_behind}"
         if answer.left_behind and words not in self._noted:
@@ -270,7 +270,7 @@ class ChildProcess:
             raise OSError(-number, os.strerror(-number))
         self._pid = number
 
-    def run(self, attempt: RunningAttempt) -> Answer:
+    def run(self, attempt: RunningAttempt) -> ChildAnswer:
         """Run one attempt; returns by its timeout, whatever the handler does.
 
         Raises Died and BadMessage.
@@ -285,8 +285,8 @@ class ChildProcess:
             while isinstance(message := self._jobs.receive(wait_for), Progress):
                 attempt.report(message)
         except (EOFError, OSError):
-            return Answer(self._outcome_after_end(attempt))
-        if not isinstance(message, Answer):
+            return ChildAnswer(self._outcome_after_end(attempt))
+        if not isinstance(message, ChildAnswer):
             raise BadMessage(f"the handler's process has sent {type(message).__name__}")
         self._has_answered = not message.left_behind
         self._log(attempt, message.outcome)
