@@ -492,6 +492,10 @@ class Jobs:
     def __init__(self, executor: Session | sa.Connection) -> None:
         self._executor = executor
 
+    def lock(self, job_id: int) -> None:
+        """Lock the row of a job until the transaction ends.  Raises JobNotFound."""
+        self._locked(job_id)
+
     def cancel(self, job_id: int, *, check_kill: Callable[[str], object] | None = None) -> Change:
         """End a waiting job as cancelled, or ask the worker of a running job to cancel it.
 

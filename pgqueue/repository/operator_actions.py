@@ -42,8 +42,12 @@ KNOWN_ACTIONS = (
     *("pause_schedule", "resume_schedule", "trigger_schedule", "remove_schedule"),
     "quiet",
     "mute_error",
+    "continue",
 )
 """The actions that this version writes."""
+
+MOST_CONTINUED = 100
+"""Entries of one user that are looked at."""
 
 ID = sa.bindparam("action_id", type_=sa.BigInteger)
 
@@ -256,6 +260,11 @@ class OperatorActions:
         """Those of these ids whose jobs match, whatever their status, in ascending order."""
         parameters = {"ids": array_of(map(str, ids))}
         return [row[0] for row in self._executor.execute(matching_ids(which), parameters)]
+
+    def has_continued(self, actor: str, action_id: int) -> bool:
+        """Whether the log says that somebody has gone on with an action of another."""
+        theirs = self.newest(limit=MOST_CONTINUED, actor=actor, action="continue")
+        return any(one.target == {"action": action_id} for one in theirs)
 
     def prune(self) -> None:
         """Delete the actions whose time is over."""

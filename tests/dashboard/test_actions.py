@@ -190,7 +190,10 @@ class TestAllThatMatch:
 
         assert "hx-trigger" not in shown.text, "to look at it does not go on with it"
         assert response.status_code == 303
-        assert [action.jobs for action in logged(shop)] == [150]
+        assert [(one.actor, one.action, one.jobs) for one in logged(shop)] == [
+            ("bob", "continue", 0),
+            ("ann", "requeue", 150),
+        ]
 
     @pytest.mark.parametrize("scope", [{"queues": {"sms"}}, {"tags": {"for-ada"}}], ids=str)
     def test_it_is_not_continued_by_a_user_whose_scope_has_become_another(
@@ -249,6 +252,22 @@ class TestAllThatMatch:
 
         assert response.status_code == 404
         assert [action.jobs for action in logged(shop)] == [100]
+
+    def test_who_goes_on_with_an_action_of_another_is_in_the_log_once(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(actions, "LONGEST_WORK", 0)
+        shop.fail(350)
+        Visitor(shop.queue).post("/actions/requeue", ALL)
+        dora = Visitor(shop.queue, user="dora")
+
+        for _ in range(3):
+            dora.post("/actions/requeue", {"go_on": 1, "reason": "ann has gone home"})
+
+        second, first = logged(shop)
+        assert (first.actor, first.jobs) == ("ann", 350)
+        assert (second.actor, second.action, second.target) == ("dora", "continue", {"action": 1})
+        assert second.reason == "ann has gone home"
 
     def test_to_go_on_needs_the_right_of_the_action(self, shop: Shop) -> None:
         shop.fail()

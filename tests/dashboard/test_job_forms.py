@@ -2,15 +2,17 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 from visitor import SECRET, Visitor, words_of
+from worker_rig import wait_until
 
 from pgqueue import Cancel, Job, Limit, PgQueue, Secret, Worker
 from pgqueue.dashboard import RIGHTS
@@ -43,6 +45,15 @@ def queue(engine: Engine) -> PgQueue:
     def call(account: int) -> None: ...
 
     return queue
+
+
+def somebody_waits(engine: Engine) -> bool:
+    waits = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    with engine.connect() as connection:
+        return bool(connection.scalar(text(waits)))
 
 
 def jobs(engine: Engine) -> list[Job]:
@@ -205,6 +216,21 @@ class TestEdit:
         assert response.status_code == 409
         assert "has changed meanwhile" in response.text
         assert (jobs(engine)[0].args["to"], jobs(engine)[0].priority) == ("bob", 5)
+
+    def test_of_two_forms_at_the_same_moment_the_second_is_refused(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
+        later(queue, "post", "ada")
+        visitor = Visitor(queue)
+        form = fields(visitor.get("/jobs/1/edit").text)
+        with ThreadPoolExecutor(1) as other, queue.session() as session:
+            queue.change(session, 1, priority=0)
+            answer = other.submit(visitor.post, "/jobs/1/change", {**form, "priority": "9"})
+            wait_until(lambda: somebody_waits(engine), what="the form waits")
+            session.commit()
+
+        assert answer.result().status_code == 409
+        assert jobs(engine)[0].priority == 0
 
 
 class TestEnqueue:

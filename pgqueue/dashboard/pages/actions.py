@@ -75,7 +75,9 @@ def act_cancel(asked: Asked) -> Answer:
 def _act(asked: Asked, right: str) -> Answer:
     """Begin an action on all that match, go on with one, or do one to the selected jobs."""
     if going := asked.posted_whole("go_on"):
-        return _work(asked, _interrupted(asked, going, right))
+        begun = _interrupted(asked, going, right)
+        _note_successor(asked, begun)
+        return _work(asked, begun)
     action = asked.posted("action")
     if ACTIONS.get(action) != right:
         raise Refused(f"action is {action!r}; give one of {', '.join(ACTIONS)}")
@@ -149,6 +151,18 @@ def _interrupted(asked: Asked, id: int, right: str) -> Action:
     if not bulk.is_resumable(found):
         raise Refused(f"the log does not say how to go on with action {id}", 409)
     return found
+
+
+def _note_successor(asked: Asked, action: Action) -> None:
+    """Log, once, that a user goes on with the action of another."""
+    user, id = asked.access.user, action.id or 0
+    if user == action.actor:
+        return
+    with asked.transaction() as session:
+        log = OperatorActions(session)
+        if not log.has_continued(user, id):
+            reason = asked.posted("reason")
+            log.add(Action(actor=user, action="continue", target={"action": id}, reason=reason))
 
 
 def _check_scope(asked: Asked, action: Action) -> None:

@@ -45,6 +45,9 @@ def edit_job(asked: Asked, job_id: int) -> Page:
 
 def change_job(asked: Asked, job_id: int) -> Answer:
     """Change a job as the form says: only what differs from what the form has shown."""
+    Jobs(asked.session).lock(
+        job_id
+    )  # of two forms at once, the second sees what the first has done
     template, task = _template(asked, job_id)
     job = _job_of(template)
     if asked.posted("seen") != _seen(template):
