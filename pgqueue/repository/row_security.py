@@ -66,6 +66,12 @@ def filtered_tables(executor: Session | sa.Connection) -> list[Filtered]:
     return [Filtered(*row) for row in executor.execute(filtered_roles())]
 
 
+def refuse_hidden(executor: Session | sa.Connection) -> None:
+    """Raise RowsHidden if a row that was not found may be hidden."""
+    if executor.execute(hidden_tables()).first() is not None:
+        raise rows_hidden(executor)
+
+
 def rows_hidden(executor: Session | sa.Connection) -> RowsHidden:
     """The error for a transaction whose role does not see all of our rows."""
     found = executor.execute(hidden_tables()).all()

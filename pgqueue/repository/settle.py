@@ -37,6 +37,7 @@ from pgqueue.repository.claim import Claimed, Claims
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.fate import transaction_name
 from pgqueue.repository.follow_ups import follow_up_messages
+from pgqueue.repository.row_security import refuse_hidden
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
@@ -500,7 +501,8 @@ class Attempts(Claims):
             key=lambda row: row["target_id"],
         )
         parameters = {"verdicts": json.dumps(given), "worker_id": self._worker_id}
-        return self._settled(fetch(self._executor, settle(), parameters))
+        rows = fetch(self._executor, settle(), parameters)
+        return self._settled(rows, expected=len(settlements))
 
     def settle_succeeded(self, successes: Sequence[Claimed]) -> JobOutcomes | None:
         """Write successes that have no result to store.
@@ -518,6 +520,8 @@ class Attempts(Claims):
         )
         if ours == len(successes) and cancelled is None:
             return None
+        if ours < len(successes):
+            refuse_hidden(self._executor)
         if not ours:
             return {}
         ids = json.loads(settled) if settled else [claimed.job_id for claimed in successes]
@@ -557,9 +561,13 @@ class Attempts(Claims):
 
     def settle_one_success(self, claimed: Claimed) -> JobOutcomes:
         """End one successful attempt in its handler's transaction; empty if it is not ours."""
-        return self._settled(fetch(self._executor, settle_one_success(), self._names_of(claimed)))
+        rows = fetch(self._executor, settle_one_success(), self._names_of(claimed))
+        return self._settled(rows, expected=1)
 
-    def _settled(self, rows: Sequence[Any]) -> JobOutcomes:
+    def _settled(self, rows: Sequence[Any], *, expected: int) -> JobOutcomes:
+        """Raises RowsHidden if an attempt was not found because row security hides it."""
+        if len(rows) < expected:
+            refuse_hidden(self._executor)
         if rows:
             self.transaction = rows[0][2]
         return {row[0]: row[1] for row in rows}

@@ -216,8 +216,9 @@ def test_an_operation_on_the_wrong_node_names_the_right_one(node_urls: list[str]
         ):
             with pytest.raises(JobNotFound, match=re.escape(words)):
                 operation()
-        with pytest.raises(JobNotFound, match="never committed, or has been deleted"):
-            queue.cancel(session, (2 << 44) + 7)
+        for unknown in ((2 << 44) + 7, (512 << 44) + 7):  # no node has the number 512
+            with pytest.raises(JobNotFound, match="never committed, or has been deleted"):
+                queue.cancel(session, unknown)
     with queue.bound_to(one.url), queue.session() as session, session.begin():
         queue.cancel(session, job_id)
         assert session.get_one(Job, job_id).status is JobStatus.CANCELLED

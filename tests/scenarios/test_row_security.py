@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, make_url, select, text
@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import pairs
 from chaos.workers import wait_until
-from pgqueue import Job, JobStatus, Limit, PgQueue, RowsHidden, Worker, schema
+from pgqueue import Job, JobContext, JobStatus, Limit, PgQueue, RowsHidden, Worker, schema
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import PRUNING
 from pgqueue.outcomes import Released
@@ -28,6 +28,7 @@ from pgqueue.repository.workers import Workers
 from pgqueue.worker.duties.prune import Progress, PruneRound
 
 PATIENCE = 60
+HIDDEN = "Row security hides rows"
 
 
 @pytest.fixture
@@ -97,6 +98,55 @@ def test_a_worker_runs_nothing_under_row_security_and_everything_afterwards(
     assert "ALTER TABLE pgqueue.jobs DISABLE ROW LEVEL SECURITY" in line
     assert f"ALTER ROLE {role} BYPASSRLS" in line
     assert "pgqueue grant" not in line
+
+
+@pytest.mark.parametrize("table", ["jobs", "leases"])
+def test_an_attempt_that_ends_under_row_security_is_not_taken_for_one_that_was_lost(
+    engine: Engine, clerk: Engine, table: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, starts = PgQueue(clerk), []
+    have_begun, may_end = Barrier(4), Event()
+
+    def start(name: str) -> None:
+        starts.append(name)
+        have_begun.wait(PATIENCE)
+        may_end.wait(PATIENCE)
+
+    @queue.task(name="plain", max_attempts=1)
+    def plain() -> None:
+        start("plain")
+
+    @queue.task(name="transactional", max_attempts=1)
+    def transactional(session: Session) -> None:
+        start("transactional")
+
+    @queue.task(name="finishing", max_attempts=1)
+    def finishing(ctx: JobContext) -> None:
+        start("finishing")
+        with ctx.finish():
+            pass
+
+    worker = Worker(queue, concurrency=3)
+    runs = Thread(target=worker.run)
+    runs.start()
+    try:
+        for task in (plain, transactional, finishing):
+            task.delay()
+        have_begun.wait(PATIENCE)
+        with row_security(engine, table):
+            may_end.set()
+            wait_until(lambda: sum(HIDDEN in line for line in caplog.messages) == 2)
+        wait_until(lambda: JobStatus.RUNNING not in statuses(engine))
+    finally:
+        worker.stop()
+        runs.join(PATIENCE)
+
+    assert sorted(starts) == ["finishing", "plain", "transactional"]
+    with Session(engine) as session:
+        ended = {job.task: job.last_error for job in session.scalars(select(Job))}
+    assert ended["plain"] is None
+    for name in ("transactional", "finishing"):
+        assert HIDDEN in str(ended[name])
 
 
 def test_a_claim_in_ones_own_transaction_says_what_is_hidden_and_from_whom(
