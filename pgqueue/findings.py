@@ -87,6 +87,8 @@ class Finding:
     level: Level
     subject: str
     detail: str
+    task: str = ""
+    """The task whose jobs it is about, if it is about one."""
 
 
 def of_jobs(queue: PgQueue, session: Session) -> Iterator[Finding]:
@@ -237,8 +239,9 @@ def _unknown(first: FirstDue) -> Finding:
     return Finding(
         Level.WARNING,
         "unknown task",
-        f"this app knows no task {first.task}, of which a job in queue {first.queue} is due since "
-        f"{age(first.since)}: its workers leave it alone",
+        f"this app knows no task {first.task}, of which jobs in queue {first.queue} are due, the "
+        f"first since {age(first.since)}: its workers leave them alone",
+        task=first.task,
     )
 
 

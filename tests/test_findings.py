@@ -83,4 +83,4 @@ def test_a_task_that_the_application_does_not_know_is_named(queue: PgQueue, engi
     with queue.session() as session:
         [finding] = glance(queue, session)
 
-    assert finding.startswith("unknown task: this app knows no task gone, of which a job in queue")
+    assert finding.startswith("unknown task: this app knows no task gone, of which jobs in queue")

@@ -39,12 +39,15 @@ def batch(queue: PgQueue) -> int:
 def test_a_batch_shows_its_progress_its_failed_jobs_and_its_callback(queue: PgQueue) -> None:
     id, visitor = batch(queue), Visitor(queue)
     open_batch = visitor.text(f"/batches/{id}")
+    [href] = re.findall('<a href="([^"]+)">Unfinished', visitor.get(f"/batches/{id}").text)
+    unfinished = len(re.findall('href="/jobs/[0-9]+"', visitor.get(unescape(href)).text))
     Worker(queue).run_until_empty(timeout=60)
 
     listed, ended = visitor.text("/batches"), visitor.text(f"/batches/{id}")
 
     assert "open" in open_batch
     assert "Unfinished 3" in open_batch
+    assert unfinished == 3
     assert "import" in listed
     assert "3 of 3" in listed
     assert "meter full" not in visitor.get("/batches").text, "it is no warning that a batch ends"

@@ -1,14 +1,16 @@
 """The first page: what needs somebody, with its remedy, and the figures."""
 
+import re
 import time
 import uuid
 from datetime import timedelta
+from html import escape, unescape
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
-from visitor import SECRET, Visitor
+from visitor import SECRET, Visitor, words_of
 
 from chaos.interleavings.logical_workers import committed, execute
 from pgqueue import PgQueue, WorkerProcess
@@ -149,6 +151,29 @@ def test_what_is_paused_is_resumed_where_it_is_told(served: PgQueue, engine: Eng
     assert "task bill is paused since" in words
     assert "1 job waits Resume" not in poor
     assert "All well" in visitor.text("/")
+
+
+def test_what_needs_somebody_leads_to_where_it_is_mended(served: PgQueue, engine: Engine) -> None:
+    """A task that the application does not know, and a paused schedule, which no job shows."""
+    job_id = served.tasks["send"].delay().id
+    for table in ("jobs", "message_queue"):
+        execute(engine, f"UPDATE pgqueue.{table} SET task = 'gone.task'")
+    execute(
+        engine,
+        "INSERT INTO pgqueue.schedules (name, task, cron, paused_at)"
+        " VALUES ('nightly', 'send', '0 3 * * *', now())",
+    )
+    visitor = Visitor(served)
+
+    page = visitor.get("/").text
+    of_job = visitor.get(f"/jobs/{job_id}").text
+    visitor.post("/schedules/resume", {"schedule": "nightly"})
+
+    [jobs] = {unescape(href) for href in re.findall('href="(/jobs[?]q=task[^"]*)"', page)}
+    assert "gone.task" in visitor.text(jobs)
+    assert f'href="{escape(jobs)}"' in of_job
+    assert "schedule nightly is paused since" in words_of(page)
+    assert "nightly" not in visitor.text("/")
 
 
 def test_the_figures_are_those_of_the_last_hour(served: PgQueue, engine: Engine) -> None:

@@ -61,12 +61,12 @@ def _linked_pages(dashboard: Dashboard) -> dict[str, list[str]]:
     links = ["/"]
     for address in links:  # which grows
         path, _, query = address.partition("?")
-        if not pages.test(path):
-            continue
+        assert pages.test(path), f"a page links to {address}, which is none"
         known = found.setdefault(pages.match(path)[0], [])
         if address in known or len(known) == MOST_OF_A_KIND:
             continue
         response = client.get(path, query_string=query)
+        assert response.status_code == 200, f"a page links to {address}: {response.status}"
         if response.mimetype != "text/html":
             continue
         known.append(address)

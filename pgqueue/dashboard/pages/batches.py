@@ -5,10 +5,11 @@ import json
 from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.routing import Asked, Page, Refused, Route
+from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
 from pgqueue.redaction import redacted_data
 from pgqueue.repository.batches import Batches, BatchState
-from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.listing import UNFINISHED, JobFilter
 from pgqueue.repository.pages import Pages
 
 NEWEST = 50
@@ -47,6 +48,7 @@ def batch(asked: Asked, batch_id: int) -> Page:
         meta="" if meta == "{}" else meta,
         page=page,
         line=f"batch:{batch_id}",
+        unfinished=line_of(JobFilter(frozenset(UNFINISHED), batch=batch_id)),
     )
 
 

@@ -10,12 +10,13 @@ from werkzeug.routing import BuildError
 from pgqueue.dashboard.argument_forms import as_text, type_in_words
 from pgqueue.dashboard.rendering import span
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.redaction import MASK, redacted
 from pgqueue.repository.follow_ups import ON_FAILED
 from pgqueue.repository.jobs import Change
-from pgqueue.repository.listing import NOT_YOURS, UNFINISHED, JobDetails, Listing
+from pgqueue.repository.listing import NOT_YOURS, UNFINISHED, JobDetails, JobFilter, Listing
 from pgqueue.repository.trail import schedule_of, stretches, trail
 from pgqueue.repository.why import Kind, Name, why
 from pgqueue.tasks import Task
@@ -177,6 +178,8 @@ def _href(asked: Asked, kind: str, name: object) -> str | None:
     """The address of the page about something; None if there is no such page for the user."""
     if kind == Kind.JOB and asked.access.is_limited:
         return None  # it may be a job that the user does not see
+    if kind == Kind.TASK and str(name) not in asked.queue.tasks:
+        return asked.url("jobs", q=line_of(JobFilter(task=str(name))))
     endpoint, parameter = PAGES[kind]
     try:
         return asked.url(endpoint, **({} if parameter is None else {parameter: name}))

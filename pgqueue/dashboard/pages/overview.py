@@ -11,8 +11,9 @@ from sqlalchemy.orm import Session
 from pgqueue.dashboard.pages.queues import QueueRow, QueueRows, read_queues
 from pgqueue.dashboard.pages.tasks import HOUR, SPANS, read_tasks
 from pgqueue.dashboard.routing import Asked, Page, Route
+from pgqueue.filter_line import line_of
 from pgqueue.findings import Level, at_a_glance
-from pgqueue.models import PausedTask
+from pgqueue.models import PausedTask, Schedule
 from pgqueue.repository.error_groups import Deployed, ErrorGroups
 from pgqueue.repository.failures import MOST_COUNTED, FailedGroups
 from pgqueue.repository.listing import JobFilter
@@ -29,7 +30,7 @@ MOST_PAUSED = 10
 
 PAGE_OF = {
     "workers": ("workers", "Workers"),
-    "unknown task": ("tasks", "Tasks"),
+    "unknown task": ("jobs", "Its jobs"),
     "schedules": ("schedules", "Schedules"),
     "batches": ("batches", "Batches"),
     "unreadable jobs": ("jobs", "Jobs"),
@@ -61,13 +62,15 @@ def needs(asked: Asked, rows: QueueRows | None, session: Session) -> list[Need]:
     if asked.access.is_limited:
         return found
     found += _paused_tasks(session)
+    found += _paused_schedules(session)
     glance = at_a_glance(
         asked.queue, session, count=rows.counted, first=rows.first_due, workers=rows.workers
     )
     for finding in glance:
         endpoint, label = PAGE_OF.get(finding.subject, ("", ""))
+        values = {"q": line_of(JobFilter(task=finding.task))} if finding.task else {}
         status = "failed" if finding.level is Level.WRONG else "pending"
-        need = Need(status, finding.subject, finding.detail, endpoint, label)
+        need = Need(status, finding.subject, finding.detail, endpoint, label, values)
         # That no worker lives stands first: it is why most of the others wait.
         found.insert(0 if finding.level is Level.WRONG else len(found), need)
     return found
@@ -115,6 +118,19 @@ def _paused_tasks(session: Session) -> Iterator[Need]:
         words = f"is paused since {row.paused_at:%d %b %H:%M} UTC"
         fields = {"task": row.task}
         yield Need("blocked", f"task {row.task}", words, "resume_task", "Resume", fields, "pause")
+
+
+def _paused_schedules(session: Session) -> Iterator[Need]:
+    """No job that waits shows that a schedule is paused, which a worker does too."""
+    paused = select(Schedule).where(Schedule.paused_at.is_not(None)).order_by(Schedule.name)
+    for number, row in enumerate(session.scalars(paused.limit(MOST_PAUSED + 1))):
+        if number == MOST_PAUSED:
+            yield Need("blocked", "more schedules", "are paused, too", "schedules", "Schedules")
+            return
+        words = f"is paused since {row.paused_at:%d %b %H:%M} UTC, and enqueues no job"
+        fields = {"schedule": row.name}
+        what = f"schedule {row.name}"
+        yield Need("blocked", what, words, "resume_schedule", "Resume", fields, "schedules")
 
 
 @dataclass(frozen=True, slots=True)
