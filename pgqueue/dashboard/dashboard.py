@@ -73,7 +73,11 @@ REFUSALS = {
         "this has taken longer than two seconds, and was stopped; nothing was changed",
         503,
     ),
-    NO_RIGHT: ("the database role of the dashboard does not have the right to do this", 403),
+    NO_RIGHT: (
+        "the database role of the dashboard does not have the right to do this, or row security "
+        "hides rows from it; the log of the server says which",
+        403,
+    ),
 }
 """By the code of an error of PostgreSQL, what the page says, and its status."""
 BY_A_RULE = ("P0", "23")

@@ -179,7 +179,7 @@ class ReconnectingConnection:
             remedies = {
                 GRANT_AGAIN: lacks_right(error),
                 MORE_CONNECTIONS: is_crowded(error),
-                row_security: is_filtered(error),
+                row_security: bool(row_security) and is_filtered(error),
             }
             message = "; ".join([words_of(error), *filter(remedies.get, remedies)])
             is_news = message != self._refused or time.monotonic() - self._refused_at >= REPEAT

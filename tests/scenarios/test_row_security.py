@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Barrier, Event, Thread
+from typing import Any
 
+import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, make_url, select, text
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -66,10 +69,23 @@ def row_security(engine: Engine, table: str = "jobs") -> Iterator[None]:
         connection.execute(text(f"ALTER TABLE pgqueue.{table} DISABLE ROW LEVEL SECURITY"))
 
 
+class CursorBehindPooler(psycopg.Cursor[Any]):
+    """Forgets the settings of its connection after each transaction, as PgBouncer makes it."""
+
+    def execute(self, *args: Any, **options: Any) -> Any:
+        if self.connection.info.transaction_status is TransactionStatus.IDLE:
+            self.connection.pgconn.exec_(b"DISCARD ALL")
+        return super().execute(*args, **options)
+
+
+@pytest.mark.parametrize("is_pooled", [False, True])
 def test_a_worker_runs_nothing_under_row_security_and_everything_afterwards(
-    engine: Engine, clerk: Engine, role: str, caplog: pytest.LogCaptureFixture
+    engine: Engine, clerk: Engine, role: str, caplog: pytest.LogCaptureFixture, is_pooled: bool
 ) -> None:
-    queue = PgQueue(clerk)
+    if is_pooled:
+        options = {"cursor_factory": CursorBehindPooler, "prepare_threshold": None}
+        clerk = create_engine(clerk.url, connect_args=options, poolclass=NullPool)
+    queue = PgQueue(clerk, notify=not is_pooled)
     has_run = Event()
 
     @queue.task
@@ -94,7 +110,7 @@ def test_a_worker_runs_nothing_under_row_security_and_everything_afterwards(
         runs.join(PATIENCE)
 
     line = next(line for line in caplog.messages if line.startswith("claimer: the database"))
-    assert 'table "jobs"' in line
+    assert "pgqueue.jobs from" in line if is_pooled else 'table "jobs"' in line
     assert "ALTER TABLE pgqueue.jobs DISABLE ROW LEVEL SECURITY" in line
     assert f"ALTER ROLE {role} BYPASSRLS" in line
     assert "pgqueue grant" not in line
