@@ -60,8 +60,10 @@ class Channel:
             raise BadMessage(f"a {type(message).__name__} cannot be pickled: {error}") from error
         left = memoryview(LENGTH.pack(len(pickled)) + pickled)
         while left:
-            (wait or self._wait)(select.POLLOUT)
-            left = left[self._end.send(left) :]
+            try:
+                left = left[self._end.send(left) :]
+            except BlockingIOError:  # there is no room
+                (wait or self._wait)(select.POLLOUT)
 
     def receive(self, wait: Wait | None = None) -> Any:
         """Receive a message.  Without ``wait``, waits for the other side for ever.

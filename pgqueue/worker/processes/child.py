@@ -5,6 +5,9 @@ import resource
 import signal
 import socket
 import threading
+
+# That of ``signal`` makes enums, which takes ten times as long.  Typeshed has no stub for it.
+from _signal import getsignal  # type: ignore[import-not-found]
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -25,7 +28,7 @@ from pgqueue.worker.processes.server import flush
 
 REPORT_EVERY = 1.0
 """Seconds between two messages about the progress of a handler."""
-SIGNALS = sorted(set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
+SIGNALS = sorted(map(int, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}))
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
@@ -82,12 +85,13 @@ def _state() -> dict[str, object]:
     return {
         "a thread": {one for one in threading.enumerate() if not isinstance(one, _LaterReport)},
         "a timer": [signal.getitimer(timer) for timer in TIMERS],
-        "another handler of a signal": [signal.getsignal(number) for number in SIGNALS],
+        "another handler of a signal": [getsignal(number) for number in SIGNALS],
         "a blocked signal": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "another limit of the process": [resource.getrlimit(limit) for limit in LIMITS],
         "another umask": umask,
         "another working directory": directory,
-        "another environment": dict(os.environ),
+        # The mapping below it, where there is one: decoding all variables takes long.
+        "another environment": dict(getattr(os.environ, "_data", os.environ)),
     }
 
 

@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -215,7 +215,12 @@ def _let_forks_be_terminated() -> None:
 def _signal_at_end_of_parent(number: signal.Signals) -> None:
     """Ask the kernel for a signal when the parent ends; elsewhere than on Linux, do without."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+        _libc().prctl(PR_SET_PDEATHSIG, number)
+
+
+@cache  # the server calls it first: loading takes longer than all else that a child does
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def _forget_connections() -> None:
