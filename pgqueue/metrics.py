@@ -28,6 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from pgqueue import redaction
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import OWN
+from pgqueue.errors import PgQueueError
 from pgqueue.events import AttemptEnded
 from pgqueue.job_queue import PgQueue
 from pgqueue.outcomes import AttemptEnd
@@ -130,7 +131,7 @@ class WorkerCollector(Collector):
                 try:
                     with own_connection(self._engine, settings, purpose="metrics") as connection:
                         self._depths = largest(Health(connection).depths())
-                except SQLAlchemyError as error:
+                except (SQLAlchemyError, PgQueueError) as error:
                     logger.warning("the waiting jobs could not be counted: %s", error)
                     self._depths = []
                 self._read_at = time.monotonic()

@@ -185,11 +185,12 @@ def with_own_pool(engine: Engine) -> Engine:
     return private
 
 
-def _connect_for_worker(engine: Engine) -> Connection:
-    """The same as :func:`connect_idle`; any error of the application's code is a ConnectFailed, for
-    which a thread of a worker waits as for the database."""
+@contextmanager
+def errors_of_listeners() -> Iterator[None]:
+    """Raise any error of the application's code as ConnectFailed, for which a worker waits as for
+    the database."""
     try:
-        return connect_idle(engine)
+        yield
     except (SQLAlchemyError, psycopg.Error):
         raise
     except Exception as error:
@@ -198,6 +199,11 @@ def _connect_for_worker(engine: Engine) -> Connection:
             f"{type(error).__name__}: {error}; a worker calls it in its threads, outside of a "
             "request"
         ) from error
+
+
+def _connect_for_worker(engine: Engine) -> Connection:
+    with errors_of_listeners():
+        return connect_idle(engine)
 
 
 @contextmanager

@@ -11,7 +11,12 @@ from sqlalchemy.orm import Session
 
 from pgqueue import redaction
 from pgqueue.database.handlers import listeners_to_commit
-from pgqueue.database.opening import connect, leave_autocommit, let_server_notice_loss
+from pgqueue.database.opening import (
+    connect,
+    errors_of_listeners,
+    leave_autocommit,
+    let_server_notice_loss,
+)
 from pgqueue.database.unit_of_work import (
     CommitUnknown,
     TransactionEnded,
@@ -58,7 +63,9 @@ class PoolTransaction(AttemptTransaction):
     def connection(self) -> Iterator[Connection]:
         runtime, attempt = self._runtime, self.attempt
         engine = runtime.loop.engine.sync_engine if attempt.task.is_async else runtime.engine
-        with connect(engine) as connection:
+        with errors_of_listeners():
+            opened = connect(engine)
+        with opened as connection:
             if attempt.task.is_async:
                 # The BEGIN that the worker sends itself, with the level, is for plain connections.
                 connection.execution_options(isolation_level=runtime.isolation_level)

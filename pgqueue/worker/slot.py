@@ -8,6 +8,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import redaction
 from pgqueue.database.autocommit import autocommitting
+from pgqueue.database.opening import ConnectFailed
 from pgqueue.database.unit_of_work import server_error
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import log_fields
@@ -135,7 +136,7 @@ class Slot(WorkerThread):
             logger.warning(words, claimed.job_id, extra=fields)
             self.runtime.ledger.stale(claimed)
             return None
-        if isinstance(error, DBAPIError | PoolTimeout) and not attempt.has_begun:
+        if isinstance(error, DBAPIError | PoolTimeout | ConnectFailed) and not attempt.has_begun:
             if isinstance(error, DBAPIError) and is_away(error):
                 # A connection from the pool may have broken in an outage that is over: -inf begins
                 # no new one.

@@ -7,7 +7,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
-from pgqueue.database.opening import own_connection
+from pgqueue.database.opening import ConnectFailed, own_connection
 from pgqueue.database.settings import OWN
 from pgqueue.repository.fate import Fate, Fates
 
@@ -40,6 +40,6 @@ def _ask(engine: Engine, transaction: str, job_id: int) -> Fate:
     try:
         with own_connection(engine, OWN) as connection:
             return Fates(connection).of(transaction)
-    except DBAPIError as error:
+    except (DBAPIError, ConnectFailed) as error:
         logger.debug("job %s: not known yet: %s", job_id, error)
         return Fate.IN_PROGRESS

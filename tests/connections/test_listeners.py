@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import Any
 
 import pytest
@@ -100,6 +100,41 @@ def test_a_worker_waits_for_a_listener_that_raises(
     finally:
         worker.stop()
         runs.join(PATIENCE.total_seconds())
+    engine.dispose()
+
+
+def test_a_listener_that_raises_costs_a_job_no_attempt(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = create_engine(database_url)
+    is_broken, has_run = False, Event()
+
+    @event.listens_for(engine, "checkout")
+    def check(*_: Any) -> None:
+        if is_broken and current_thread().name.startswith("pgqueue-slot"):
+            raise RuntimeError("no more connections for you")
+
+    queue = PgQueue(engine)
+
+    @queue.task(max_attempts=1)
+    def work(session: Session) -> None:
+        has_run.set()
+
+    worker = Worker(queue, concurrency=1)
+    runs = Thread(target=worker.run)
+    runs.start()
+    try:
+        is_broken = True
+        work.delay()
+        wait_until(lambda: "no more connections for you" in caplog.text)
+        is_broken = False
+        assert has_run.wait(PATIENCE.total_seconds())
+    finally:
+        worker.stop()
+        runs.join(PATIENCE.total_seconds())
+
+    with Session(engine) as session:
+        assert session.scalars(select(Job.attempts)).all() == [1]
     engine.dispose()
 
 
