@@ -25,6 +25,8 @@ def differences(connection: Connection) -> list[str]:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
+    # With it on, SQLAlchemy does not recognize the types of columns, which the server quotes.
+    connection.exec_driver_sql("SET LOCAL quote_all_identifiers = off")
     context = MigrationContext.configure(connection, opts=OPTIONS)
     found: list[Any] = compare_metadata(context, Base.metadata)
     return list(_in_words(found, connection))
