@@ -475,7 +475,7 @@ def _end_waiting(
     has_more = True
     while has_more:
         with begin() as session:
-            waiting = Cancels(session).waiting(filter_of(action), only=only, limit=limit)
+            waiting = [*Cancels(session).waiting(filter_of(action), only=only, limit=limit)]
         has_more = False
         for chunk in waiting:
             with begin() as session:

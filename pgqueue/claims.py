@@ -12,14 +12,16 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import Connection, event, select
+from sqlalchemy import Connection, Engine, event, select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from pgqueue import redaction
 from pgqueue.context import JobContext
 from pgqueue.database import async_sessions
-from pgqueue.database.autocommit import refuse_autocommit
+from pgqueue.database.autocommit import autocommitting, refuse_autocommit
 from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
 from pgqueue.errors import PayloadError, PgQueueError
 from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome, attempt_outcome
@@ -41,6 +43,9 @@ from pgqueue.tasks.pauses import open_tasks
 logger = redaction.logger(__name__)
 
 WHERE = "queue.claim()"
+
+MOST_ENDED, LONGEST_ENDING = 500, 2.0
+"""Jobs that cannot run and that one claim ends, and the seconds that this may take."""
 
 
 class ClaimedJob:
@@ -142,6 +147,9 @@ class OpenClaim:
         self._layers = layers
         self._callbacks = callbacks
         self._notify = notify
+        self.has_more = False
+        """Whether the block got None although other jobs may be due: so many that cannot run were
+        ended before them that it is time to commit, and to claim again."""
 
     def __enter__(self) -> ClaimedJob | None:
         session = sync_session(self._given, WHERE)
@@ -178,7 +186,7 @@ class OpenClaim:
         connection = joined(session, WHERE)
         refuse_autocommit(connection, WHERE, instead="a claim needs a transaction")
         with translated_errors():
-            attempts = Attempts(connection, uuid.uuid4())
+            attempts = Attempts(connection, worker_id := uuid.uuid4())
             found = self._next(session, connection, attempts)
         if found is None:
             yield None
@@ -204,11 +212,14 @@ class OpenClaim:
                 job_outcome = settle_in_transaction(attempts, claimed, outcome, is_kept=is_kept)
         except Exception as error:
             if transactions() != at_start:
-                raise PgQueueError(
+                ended = PgQueueError(
                     f"{WHERE}: the transaction has ended inside of the `with` block, so job "
-                    f"{job.job_id} was not settled; commit after the block.  If it was committed, "
-                    "a worker records the attempt as crashed and runs the job again"
-                ) from error
+                    f"{job.job_id} was not settled with it; commit after the block.  If it was "
+                    "committed, this attempt has failed, and the job is tried again"
+                )
+                outcome = after_error(job.task, claimed, ended)
+                _settle_alone(connection.engine, worker_id, claimed, outcome)
+                raise ended from error
             if connection.invalidated:
                 raise  # the server has undone all, and the job is free again
             is_cancelled = isinstance(error, CancelWins | Stale)
@@ -231,13 +242,18 @@ class OpenClaim:
         """Claim the first due job that can run, and settle the due jobs before it that cannot.
 
         A job cannot run if it is too late to start, if crashes have used up its attempts, or if its
-        arguments cannot be decoded.
+        arguments cannot be decoded.  They are settled in the caller's transaction, so after some of
+        them the caller is to commit: what is undone would never get less.
         """
+        ended, until = 0, time.monotonic() + LONGEST_ENDING
         paused = Workers(connection).paused()
         tasks = open_tasks(self._tasks, paused)
         queues = [queue for queue in self._queues if queue not in paused.queues]
         pairs = [ClaimCursor(queue, priority) for priority in range(10) for queue in queues]
         while True:
+            self.has_more = ended >= MOST_ENDED or (ended > 0 and time.monotonic() >= until)
+            if self.has_more:
+                return None
             claim = attempts.claim(pairs, tasks=tasks, limit=1, registered=False)
             if not claim.taken:
                 return None
@@ -255,6 +271,7 @@ class OpenClaim:
                         outcome = unreadable(task, claimed, error)
                 for job_outcome in attempts.settle([(claimed, outcome)]).values():
                     self._ended(session, connection, claimed, outcome, job_outcome)
+                ended += 1
 
     def _ended(
         self,
@@ -277,6 +294,15 @@ class OpenClaim:
         if self._callbacks:
             ended = event_of(claimed, outcome, job_outcome, waited=waited, ran=ran)
             _tell_after_commit(session, self._callbacks, ended)
+
+
+def _settle_alone(engine: Engine, worker_id: UUID, claimed: Claimed, outcome: Outcome) -> None:
+    """Settle an attempt whose lease the block has committed, in a transaction of its own.
+
+    No worker may run that would rescue it.  If the block has rolled back, there is no lease.
+    """
+    with suppress(SQLAlchemyError), autocommitting(engine) as connection:
+        Attempts(connection, worker_id).settle([(claimed, outcome)])
 
 
 ENDED = "pgqueue_ended_attempts"

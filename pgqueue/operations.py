@@ -147,7 +147,9 @@ class Operations:
         At least one condition besides ``status`` is needed, and all must hold.  Jobs that wait end
         first, the newest before the others, by one statement for each thousand.  Then each job
         that a worker has claimed is asked to stop, as :meth:`cancel` does.  The rows of the jobs
-        stay locked until the transaction ends, so commit soon.
+        stay locked until the transaction ends, so commit soon.  Beside other operators it may fail
+        with a deadlock (SQLSTATE 40P01), as it locks rows in an order of its own: roll back, and
+        repeat the transaction.
 
         Raises OptionError without a condition, for a condition that is no text, and for a status of
         jobs that have ended; ArgumentsError for a batch that is no id.

@@ -29,6 +29,7 @@ from pgqueue import (
     Snooze,
     Unique,
     Worker,
+    claims,
 )
 
 HOUR = timedelta(hours=1)
@@ -265,6 +266,9 @@ def test_a_block_that_ends_the_transaction_is_told_so(
     ):
         end(session)
 
+    with queue.engine.connect() as connection:
+        leases = connection.execute(text("SELECT count(*) FROM pgqueue.leases")).scalar_one()
+    assert leases == 0, "no worker may run that would rescue it"
     assert Worker(queue).run_until_empty(timeout=60) in ({"succeeded": 1}, {})
     assert queue.check(queue.session()) == []
 
@@ -328,6 +332,27 @@ def test_jobs_that_cannot_start_are_ended_and_passed_by(queue: PgQueue) -> None:
     assert work_one(queue, lambda *_: None).job_id == good
     with queue.session() as session:
         assert session.get_one(Job, damaged).outcome == "failed"
+
+
+def test_of_many_that_cannot_start_some_are_ended_at_a_time(
+    queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a caller that gives up, and rolls back, would begin with all of them again."""
+    monkeypatch.setattr(claims, "MOST_ENDED", 2)
+    for _ in range(5):
+        pay(queue)
+    with queue.engine.begin() as connection:
+        connection.execute(text("UPDATE pgqueue.jobs SET args = '[1]'"))
+    good = pay(queue)
+    got: list[tuple[int | None, bool]] = []
+    for _ in range(4):
+        with queue.session() as session, session.begin():
+            claim = queue.claim(session)
+            with claim as claimed:
+                got.append((None if claimed is None else claimed.job_id, claim.has_more))
+
+    assert got == [(None, True), (None, True), (good, False), (None, False)]
+    assert queue.check(queue.session()) == []
 
 
 def test_the_callbacks_hear_of_attempts_once_they_are_committed(queue: PgQueue) -> None:

@@ -6,7 +6,7 @@ by its whole key.
 
 import json
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -129,24 +129,24 @@ class Cancels:
 
     def waiting(
         self, which: JobFilter, *, only: Container[int] | None = None, limit: int | None = None
-    ) -> list[Chunk]:
+    ) -> Iterator[Chunk]:
         """The jobs of the filter that wait, the newest first; ``only``: of these ids; ``limit``: at
         most so many of each status.
 
-        Locks nothing.
+        Locks nothing.  Reads them from a cursor of the server: there may be a million.
         """
-        chunks = []
         for status, table in MESSAGES.items():
-            if status in which.statuses:
-                rows = self._executor.execute(waiting_jobs(which, table, limit=limit)).mappings()
-                found = [dict(row) for row in rows]
+            if status not in which.statuses:
+                continue
+            rows = self._executor.execute(
+                waiting_jobs(which, table, limit=limit), execution_options={"yield_per": AT_ONCE}
+            )
+            for part in rows.mappings().partitions():
+                found = [dict(row) for row in part]
                 if only is not None:
                     found = [row for row in found if int(row["target_id"]) in only]
-                chunks += [
-                    Chunk(table, found[start : start + AT_ONCE])
-                    for start in range(0, len(found), AT_ONCE)
-                ]
-        return chunks
+                if found:
+                    yield Chunk(table, found)
 
     def end(self, chunk: Chunk) -> set[int]:
         """End the jobs of a chunk that still wait; returns these.  Waits for no lock."""
