@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, select, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -271,6 +272,27 @@ def test_a_block_that_ends_the_transaction_is_told_so(
     assert leases == 0, "no worker may run that would rescue it"
     assert Worker(queue).run_until_empty(timeout=60) in ({"succeeded": 1}, {})
     assert queue.check(queue.session()) == []
+
+
+def test_a_lost_connection_leaves_the_block_as_it_is(queue: PgQueue) -> None:
+    """The server has undone all, so nothing is settled, and nothing hides the error."""
+    job_id = pay(queue)
+
+    def lose(session: Session) -> None:
+        pid = session.scalar(text("SELECT pg_backend_pid()"))
+        with queue.engine.connect() as other:
+            other.execute(text("SELECT pg_terminate_backend(:pid, 60000)"), {"pid": pid})
+        note(session, "lost")
+
+    with (
+        queue.session() as session,
+        pytest.raises(OperationalError, match="terminating connection"),
+        queue.claim(session),
+    ):
+        lose(session)
+
+    assert work_one(queue, lambda *_: None).job_id == job_id
+    assert notes(queue) == []
 
 
 def test_a_killed_process_gives_its_job_back_at_once_and_uncounted(

@@ -67,7 +67,6 @@ def cancel_waiting(table: sa.Table) -> sa.Executable:
     locked = (
         sa.select(*found.c)
         .select_from(found.join(jobs, jobs.c.id == found.c.target_id))
-        .where(jobs.c.outcome.is_(None))
         .with_for_update(key_share=True, skip_locked=True, of=jobs)
         .cte("locked")
     )

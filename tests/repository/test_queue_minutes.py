@@ -5,7 +5,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from chaos.interleavings.logical_workers import committed, enqueue, execute, stored, workers_at
+from chaos.interleavings.logical_workers import (
+    committed,
+    enqueue,
+    execute,
+    stored,
+    waiting,
+    workers_at,
+)
 from pgqueue import QueueMinute
 from pgqueue.repository.queue_minutes import QueueFlow, QueueMinutes
 
@@ -162,6 +169,22 @@ def test_a_chart_has_every_part_of_its_time(connection: Connection) -> None:
     assert by_minute[-1].at <= datetime.now(UTC)
     assert sum(one.waiting for one in alone) == 3
     assert sum(one.started for one in by_tens) == 12
+
+
+def test_two_workers_that_add_in_other_orders_do_not_deadlock(engine: Engine) -> None:
+    a, b = ({"minute": 29_000_000, "queue": name, "started": 1} for name in "ab")
+    with engine.connect() as one, engine.connect() as other:
+        QueueMinutes(one).add_started([a])
+
+        def add_both() -> None:
+            QueueMinutes(other).add_started([b, a])
+            other.commit()
+
+        with waiting(engine, other, add_both):
+            QueueMinutes(one).add_started([b])
+            one.commit()
+
+    assert [row.started for row in stored(engine, QueueMinute)] == [2, 2]
 
 
 def test_a_count_of_the_future_hides_none_of_now(engine: Engine) -> None:
