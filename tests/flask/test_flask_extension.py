@@ -275,7 +275,7 @@ def test_every_command_on_a_database_joins_flask_without_naming_an_app(app: Flas
             help = app.test_cli_runner().invoke(args=["pgqueue", *path, "--help"]).output
             assert f"pgqueue {' '.join(path)}" in help
             assert "--app" not in help
-            assert "--url" not in help
+            assert "--url " not in help
     assert "demo" not in listed
     assert "\n  demo" in app.test_cli_runner().invoke(main, ["--help"]).output
 

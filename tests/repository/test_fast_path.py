@@ -19,7 +19,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import wait_until
-from pgqueue import Job, PgQueue, SchemaMissing
+from pgqueue import Job, PayloadError, PgQueue, SchemaMissing
 from pgqueue.models import SCHEMA
 from pgqueue.repository import enqueue
 from pgqueue.repository.fast_path import CURSOR, fetch
@@ -101,7 +101,7 @@ def test_what_the_driver_cannot_write_costs_a_session_nothing_else(database_url:
     queue.bind(latin)
     with Session(latin) as session:
         number.enqueue(session, 1)
-        with pytest.raises(UnicodeEncodeError):
+        with pytest.raises(PayloadError):
             word.enqueue(session, "\N{EURO SIGN}")
         session.commit()
 

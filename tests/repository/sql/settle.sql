@@ -183,5 +183,8 @@ readable AS
 FROM job
 WHERE job.settled_used_up = 1 OR job.settled_snoozed = 1 OR job.settled_max_interruptions IS NOT
     NULL OR job.outcome IS NOT NULL))))
- SELECT job.id, job.outcome
+ SELECT job.id, job.outcome, pg_catalog.concat(CAST(pg_catalog.pg_current_xact_id() AS TEXT), CAST('
+    ' AS TEXT),
+    pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8)) AS
+    concat_1
 FROM job
