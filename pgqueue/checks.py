@@ -129,6 +129,11 @@ def check_queue_or_pattern(name: Any) -> None:
             f"queue {shown(name)}: a queue name has 1 to 64 letters, digits or _ . : -; a worker "
             "may also serve '*', or a prefix followed by '*'"
         )
+    if name.startswith("-"):
+        raise OptionError(
+            f"queue {name}: a worker cannot leave a queue out; give the names of the queues that "
+            "it is to serve"
+        )
 
 
 def queue_name(value: Any) -> str | None:

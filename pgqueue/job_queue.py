@@ -656,8 +656,8 @@ def _refuse_what_cannot_run(function: Any) -> None:
         )
     if not hasattr(function, "__qualname__"):
         raise TaskDefinitionError(
-            f"{function!r} cannot be made a task, because it has no name of its own, as a "
-            "functools.partial; decorate a function that calls it"
+            f"{function!r} cannot be made a task, also with name=, because it is no function, as a "
+            "functools.partial is none; decorate a function that calls it"
         )
     if isgeneratorfunction(function) or isasyncgenfunction(function):
         raise TaskDefinitionError(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
-from typing import Any, Unpack
+from typing import Any, Never, Unpack
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -174,8 +174,12 @@ class Operations:
     def cancel_batch(
         self, session: Session | Connection | scoped_session[Any], batch_id: int
     ) -> dict[Change, int]:
-        """Cancel the jobs of a batch that have not ended, as :meth:`cancel_where` does."""
-        return self.cancel_where(session, batch=checked_id(batch_id, "batch"))
+        """Cancel the jobs of a batch that have not ended, as :meth:`cancel_where` does.
+
+        Raises BatchNotFound.
+        """
+        self.progress_of(session, batch_id)
+        return self.cancel_where(session, batch=batch_id)
 
     @translated_errors()
     def cancel_by_key(
@@ -235,6 +239,7 @@ class Operations:
         delay: timedelta | None = None,
         run_at: datetime | None = None,
         args: Mapping[str, Any] | None = None,
+        **others: Never,
     ) -> Change:
         """Change a job that waits: its priority, its time, or some of its arguments.
 
@@ -250,6 +255,11 @@ class Operations:
         unfinished job has the new unique key.
         """
         job_id = checked_id(job_id)
+        for name in others:
+            raise OptionError(
+                f"change of job {job_id}: {name} cannot be changed, only priority, delay, run_at "
+                "and args; enqueue another job with it, and cancel this one"
+            )
         changes = Changes(priority=priority, delay=delay, run_at=run_at, args=args)
         connection = in_transaction(session, f"change of job {job_id}")
         notify = self.notify and may_notify(connection)

@@ -426,12 +426,32 @@ def _refuse_unknown(where: str, options: Mapping[str, Any], known: type, others:
     for name in options:
         if name not in known.__annotations__:
             hint = f"; known are {', '.join(known.__annotations__)}"
-            if name in others.__annotations__:
+            if name in ELSEWHERE:
+                hint = f"; {ELSEWHERE[name]}"
+            elif name in others.__annotations__:
                 hint = _BELONGS_TO[others].format(name=name)
             elif near := difflib.get_close_matches(name, known.__annotations__, n=1):
                 hint = f"; did you mean {near[0]!r}?"
             raise UnknownOption(f"{where}: there is no option {name!r}{hint}")
 
+
+ELSEWHERE = {
+    "acks_late": "every job is acknowledged late: a worker that dies loses none",
+    "at_front": "give priority=0, which starts first",
+    "autoretry_for": "give retry=Retry.exponential().only(...), with the exceptions",
+    "bind": "a parameter `ctx: JobContext` has what the bound task has",
+    "countdown": "give delay, a timedelta",
+    "eta": "give run_at, a datetime with a time zone",
+    "expires": "give expires_in, a timedelta",
+    "job_timeout": "give timeout, a timedelta",
+    "link": "enqueue the next job at the end of the handler, in its session",
+    "rate_limit": "give limit=Limit(..., per=...), which holds for all workers",
+    "result_ttl": "give keep, a timedelta",
+    "retry_backoff": "give retry=Retry.exponential(...)",
+    "soft_time_limit": "give timeout, and look at ctx.is_cancelled() in the handler",
+    "time_limit": "give timeout, and executor='process' to have the handler killed",
+}
+"""Options of Celery and RQ, and what does their work here."""
 
 _BELONGS_TO = {
     TaskOptions: " for one enqueue; give it to the task: @queue.task({name}=...)",

@@ -6,6 +6,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, ClassVar
 
+from pgqueue.checks import LONGEST_DELAY
 from pgqueue.errors import ArgumentsError
 
 
@@ -43,6 +44,11 @@ class Snooze(Exception):
     def __init__(self, delay: timedelta) -> None:
         if not isinstance(delay, timedelta):
             raise ArgumentsError(f"Snooze takes a timedelta, not {delay!r}; timedelta(minutes=5)?")
+        if not timedelta(0) <= delay <= LONGEST_DELAY:
+            raise ArgumentsError(
+                f"Snooze takes a timedelta from zero to {LONGEST_DELAY.days} days, not {delay!r}: "
+                "the job would run again at once and for ever, or never"
+            )
         super().__init__(delay)
         self.delay = delay
 

@@ -642,3 +642,8 @@ def test_an_application_prunes_its_own_batches_only(engine: Engine, connection: 
     pruned(shop, connection)
 
     assert names_left(shop) == ["for ever"]
+
+
+def test_a_batch_that_does_not_exist_cannot_be_cancelled(session: Session) -> None:
+    with pytest.raises(BatchNotFound, match="99"):
+        PgQueue().cancel_batch(session, 99)

@@ -1,11 +1,12 @@
+import re
 from dataclasses import Field
 from datetime import timedelta
 from typing import Any, get_type_hints
 
 import pytest
 
-from pgqueue import OptionError, PgQueue, TaskDefinitionError
-from pgqueue.options import OPTIONS, JobOptions, Options, TaskOptions
+from pgqueue import OptionError, PgQueue, TaskDefinitionError, UnknownOption
+from pgqueue.options import ELSEWHERE, OPTIONS, JobOptions, Options, TaskOptions
 
 OF_TASK = Options(task="t", timeout=timedelta(minutes=5))
 
@@ -35,6 +36,18 @@ def test_every_option_refuses_what_no_option_takes(option: Field[Any]) -> None:
 
     with pytest.raises((OptionError, TaskDefinitionError), match=rf"task .*{option.name} .*; "):
         _ = plain.options(**wrong) if is_for_enqueue else task(**wrong)(print_nothing)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_option_of_another_queue_is_answered_by_what_does_its_work_here(name: str) -> None:
+    task, plain = PgQueue().task, PgQueue().task(print_nothing)
+    foreign: dict[str, Any] = {name: 1}
+    words = re.escape(f"there is no option {name!r}; {ELSEWHERE[name]}")
+
+    with pytest.raises(UnknownOption, match=words):
+        task(**foreign)(print_nothing)
+    with pytest.raises(UnknownOption, match=words):
+        plain.options(**foreign)
 
 
 def print_nothing() -> None: ...

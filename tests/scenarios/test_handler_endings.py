@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from worker_rig import endings
 
-from pgqueue import Cancel, Discard, Job, JobContext, PgQueue, Retry, Snooze, Worker
+from pgqueue import ArgumentsError, Cancel, Discard, Job, JobContext, PgQueue, Retry, Snooze, Worker
 
 WRITE = text("INSERT INTO written VALUES (:word)")
 
@@ -79,6 +79,12 @@ def test_a_job_ends_as_its_handler_says(queue: PgQueue, kind: str) -> None:
         assert session.get_one(Job, neighbour).outcome == "succeeded"
         assert sum(counts.values()) == len(jobs) + 1
         assert queue.check(session) == []
+
+
+def test_a_snooze_that_would_run_at_once_for_ever_is_refused() -> None:
+    for delay in (timedelta(microseconds=-1), timedelta(days=999_999)):
+        with pytest.raises(ArgumentsError, match="from zero to 36525 days"):
+            raise Snooze(delay)
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,7 @@ def _in_a_child(say: Callable[[], str]) -> str:
         ({"queues": {"a b": 3}}, "a queue name has 1 to 64"),
         ({"queues": {}}, "or a weight for each queue"),
         ({"queues": [("mail", 3)]}, "a queue name has 1 to 64"),
+        ({"queues": ["*", "-mail"]}, "queue -mail: a worker cannot leave a queue out"),
         ({"poll_interval": timedelta(0)}, "0.01 seconds or more"),
         ({"max_jobs_per_child": 0}, "max_jobs_per_child is 0; give a whole number from 1"),
         ({"ahead": 1001}, "ahead is 1001; give a whole number from 0 to 1000"),

@@ -80,6 +80,13 @@ def run(queue: PgQueue) -> None:
     Worker(queue).run_until_empty(timeout=60)
 
 
+def test_what_cannot_be_changed_is_said_in_words(queue: PgQueue) -> None:
+    one = queue.tasks["bill"].delay("x")
+
+    with pytest.raises(OptionError, match=f"change of job {one.id}: tags cannot be changed"):
+        change(queue, one.id, tags=["vip"])
+
+
 class TestPriorityAndTime:
     def test_the_priority_changes_and_the_time_stays(self, queue: PgQueue) -> None:
         later, first = (queue.tasks["bill"].delay(name) for name in ("later", "first"))
