@@ -183,15 +183,19 @@ def flood(engine: Engine) -> None:
 
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "jsonpickle", "yaml"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen"}
-IMPORTS_BY_NAME = {PACKAGE / "cli" / "app_loader.py", PACKAGE / "worker" / "processes" / "serve.py"}
-"""The module that --app names, by whoever types the command; and that of a task's own function,
-by the worker that starts a process for it.  Neither name comes from a row."""
+IMPORTS_BY_NAME = {PACKAGE / "cli" / "app_loader.py"}
+"""The module that --app names, by whoever types the command.  No name comes from a row."""
+BETWEEN_FORKS = PACKAGE / "worker" / "processes" / "channel.py"
+"""Unpickles what a process has sent that the worker has forked; what is stored in a row is in it as
+text, as the worker has read it."""
 
 
 def test_nothing_in_the_package_makes_code_of_data() -> None:
     found = {path: list(code_from_data(path)) for path in PACKAGE.rglob("*.py")}
 
-    assert {path: lines for path, lines in found.items() if lines} == {}
+    assert {path: lines for path, lines in found.items() if lines} == {
+        BETWEEN_FORKS: ["import pickle"]
+    }
 
 
 def code_from_data(path: Path) -> Iterator[str]:
