@@ -28,7 +28,7 @@ T = TypeVar("T")
 LONGEST_TEXT = 1000
 LARGEST = 2**63 - 1
 MOST_IDS = 200
-_COMMAND = re.compile("(?:^|(?<=; ))pgqueue (--app [^ ]+ )?")
+_COMMAND = re.compile("(?:^|(?<=; )|(?<=run ))pgqueue (--app [^ ]+ )?")
 
 
 class _Number(IntegerConverter):

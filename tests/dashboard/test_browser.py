@@ -236,3 +236,15 @@ def test_a_refresh_keeps_what_is_open_and_where_the_reader_is(
 
         assert page.locator("main .chart details").first.get_attribute("open") is not None
         assert page.evaluate("row => row === document.activeElement", row)
+
+
+def test_the_hint_of_a_time_has_it_in_the_zone_of_the_viewer(
+    site: Site, browser: "Browser"
+) -> None:
+    with opened(browser, timezone_id="Asia/Tokyo", locale="en-GB") as page:
+        page.goto(f"{site.root}/failures")
+        hint = page.locator("time[data-age]").first.get_attribute("title") or ""
+
+    utc, _, here = hint.partition(" UTC, here ")
+    assert here
+    assert utc[:16] not in here

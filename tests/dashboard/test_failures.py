@@ -39,6 +39,26 @@ def test_errors_of_one_kind_are_one_line(shop: Shop) -> None:
     assert "Try one Requeue…" in words
 
 
+def test_the_error_of_the_most_jobs_may_come_first(shop: Shop) -> None:
+    many, one = shop.fail(3), shop.fail(1)
+    execute(
+        shop.engine,
+        "INSERT INTO pgqueue.error_groups SELECT 7, task, 'PoisonError', place, 1, first_at,"
+        " last_at + interval '1 min', '', :job, 'x' FROM pgqueue.error_groups",
+        job=one[0],
+    )
+    execute(
+        shop.engine, "UPDATE pgqueue.dead_letters SET fingerprint = 7 WHERE job_id = :id", id=one[0]
+    )
+
+    newest = Visitor(shop.queue).text("/failures")
+    most = Visitor(shop.queue).text("/failures?order=jobs")
+
+    assert len(many) == 3
+    assert newest.index("PoisonError") < newest.index("ConnectionError")
+    assert most.index("ConnectionError") < most.index("PoisonError")
+
+
 def test_an_error_has_its_failures_by_the_hour(shop: Shop) -> None:
     ids = shop.fail(4)
     execute(

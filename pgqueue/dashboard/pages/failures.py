@@ -32,9 +32,12 @@ LONGEST_MUTE = 7 * 24
 FAILED = frozenset([JobStatus.FAILED])
 
 
+ORDERS = ("newest", "jobs")
+
+
 def failures(asked: Asked) -> Page:
-    """The errors, those of one kind together, the newest first."""
-    span = asked.one_of("span", SPANS, "24h")
+    """The errors, those of one kind together, the newest first, or those of the most jobs."""
+    span, order = asked.one_of("span", SPANS, "24h"), asked.one_of("order", ORDERS, "newest")
     which, is_limited = asked.scope(JobFilter()), asked.access.is_limited
     groups = asked.part(
         "the list of errors",
@@ -42,6 +45,8 @@ def failures(asked: Asked) -> Page:
             which, limit=MOST_GROUPS, since=SPANS[span], is_limited=is_limited
         ),
     )
+    if groups and order == "jobs":
+        groups = sorted(groups, key=lambda group: -group.jobs)
     trends = groups and asked.part(
         "the trend of each error", lambda session: FailedGroups(session).trends(which, groups)
     )
@@ -53,6 +58,7 @@ def failures(asked: Asked) -> Page:
         trends=trends or {},
         span=span,
         spans=SPANS,
+        order=order,
         most=MOST_COUNTED,
         is_limited=is_limited,
         line_of=_line_of,

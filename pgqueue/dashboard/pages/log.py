@@ -114,7 +114,7 @@ def ended_in_words(action: Action) -> str:
     if done is None or not {"jobs", "filter"} & {*action.target}:
         return ""
     words = f"{number(action.jobs)} job{'' if action.jobs == 1 else 's'} {done}"
-    if spread := _spread(action):
+    if action.jobs and (spread := _spread(action)):
         words += f", spread over {span(spread)}: due from {clock_time(action.at)} to "
         words += f"{clock_time(action.at + spread)} UTC"
     return words

@@ -48,6 +48,7 @@ function tick() {
     const seconds = (now - Date.parse(time.dateTime)) / 1000;
     const text = Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `${span(seconds)} ago` : `in ${span(-seconds)}`;
     if (time.textContent !== text) time.textContent = text;
+    if (time.title.endsWith(" UTC")) time.title += `, here ${new Date(time.dateTime).toLocaleString()}`;
   }
   const old = Math.round((Date.now() - loadedAt) / 1000);
   const refreshes = document.querySelector('[hx-trigger^="every"]');
