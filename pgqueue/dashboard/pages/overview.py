@@ -122,8 +122,9 @@ def _paused_tasks(session: Session) -> Iterator[Need]:
 
 def _paused_schedules(session: Session) -> Iterator[Need]:
     """No job that waits shows that a schedule is paused, which a worker does too."""
-    paused = select(Schedule).where(Schedule.paused_at.is_not(None)).order_by(Schedule.name)
-    for number, row in enumerate(session.scalars(paused.limit(MOST_PAUSED + 1))):
+    paused = select(Schedule.name, Schedule.paused_at).where(Schedule.paused_at.is_not(None))
+    rows = session.execute(paused.order_by(Schedule.name).limit(MOST_PAUSED + 1))
+    for number, row in enumerate(rows):
         if number == MOST_PAUSED:
             yield Need("blocked", "more schedules", "are paused, too", "schedules", "Schedules")
             return
