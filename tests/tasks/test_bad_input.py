@@ -226,7 +226,7 @@ async def _async_rows() -> AsyncIterator[int]:
         (Point, "cannot be made a task: decorate a function"),
         (7, "cannot be made a task: decorate a function"),
         (pay, "cannot be made a task: decorate a function"),
-        (functools.partial(plain, 1), "no name of its own, as a functools.partial; decorate a"),
+        (functools.partial(plain, 1), "is no function, as a functools.partial is none; decorate a"),
         (_rows, "uses `yield`.*decorate a function that iterates"),
         (_async_rows, "uses `yield`.*decorate a function that iterates"),
     ],
