@@ -12,7 +12,7 @@ from pgqueue.repository.row_security import OURS, rows_hidden
 from pgqueue.repository.tables import pg
 from pgqueue.schema import citus
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 1
 """The version this code is written for.  Revision ``pgqueue_000N`` creates version N."""
 
 BY_PLACE = ("message_queue", "leases")
@@ -23,8 +23,10 @@ _UPGRADE_COMMAND = "pgqueue --app module:queue upgrade"
 def verify(connection: Connection) -> None:
     """Raise an error that says what to run if this code cannot work with the tables."""
     found = read_state(connection)
+    if damage := found.damage():
+        raise damage
     if found.version is None or found.oldest_code is None:
-        raise found.damage() or SchemaMissing(
+        raise SchemaMissing(
             f"There are no pgqueue tables in schema {SCHEMA} of this database. "
             f"Run `{_UPGRADE_COMMAND}`, in a Flask application `flask pgqueue upgrade`. Or write a "
             "revision in your application's own Alembic history with `pgqueue revision`, which "
@@ -66,9 +68,18 @@ class State:
     """The revision of our own history; None if the application's history upgrades the tables."""
 
     def damage(self) -> SchemaError | None:
-        """The error for a database that has lost its version; None for a new database."""
-        if self.version is not None:
-            return None
+        """The error for tables that no upgrade can take on: those from before the first release,
+        and those that have lost their version; None for a new database."""
+        if self.version is not None and self.oldest_code is not None:
+            # A revision serves the code of the version before, and no older code.
+            if self.version - self.oldest_code <= 1:
+                return None
+            return SchemaError(
+                f"The pgqueue tables in schema {SCHEMA} are from before the first release, and no "
+                "revision upgrades them. When their jobs are done, run `DROP SCHEMA "
+                f'"{SCHEMA}" CASCADE` and `{_UPGRADE_COMMAND}`; in a history of your own, let one '
+                f"revision call `pgqueue.schema.upgrade(to={SCHEMA_VERSION}, base=0)`."
+            )
         if "schema_version" in self.tables:
             return SchemaError(
                 f"{SCHEMA}.schema_version has lost its row, as after a TRUNCATE or in a copy "

@@ -1,6 +1,5 @@
 """What each table and each version needs in other files, so that none is forgotten."""
 
-import re
 from pathlib import Path
 from typing import cast
 
@@ -45,6 +44,4 @@ def test_what_is_on_record_about_a_job_is_deleted_with_it() -> None:
 
 
 def test_the_changelog_has_the_version_of_the_tables() -> None:
-    text = CHANGELOG.read_text()
-    assert f"The tables have version {SCHEMA_VERSION};" in text
-    assert max(map(int, re.findall(r"^\| (\d+) \|", text, re.MULTILINE))) == SCHEMA_VERSION
+    assert f"The tables have version {SCHEMA_VERSION}." in CHANGELOG.read_text()

@@ -16,7 +16,7 @@ pytest.importorskip("pip")
 pytest.importorskip("build")
 
 SITE_PACKAGES = Path(sqlalchemy.__file__).parents[1]
-MIGRATIONS = {"env.py", "script.py.mako", "versions/0001_create_jobs_and_messages.py"}
+MIGRATIONS = {"env.py", "script.py.mako", "versions/0001_create_tables.py"}
 
 EVERY_WAY = """
 import io, sys

@@ -102,13 +102,31 @@ def test_a_role_that_may_only_fill_a_given_schema_can_upgrade(empty_engine: Engi
 
 def test_an_older_process_leaves_newer_tables_alone(engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.execute(text("UPDATE pgqueue.schema_version SET version = 99"))
+        newer = f"UPDATE pgqueue.schema_version SET version = {SCHEMA_VERSION + 1}"
+        connection.execute(text(newer))
         connection.execute(text("UPDATE pgqueue.alembic_version SET version_num = 'pgqueue_0099'"))
 
     upgrade_database(engine)
 
     with engine.connect() as connection:
-        assert connection.execute(VERSIONS).all() == [(99, 1)]
+        assert connection.execute(VERSIONS).all() == [(SCHEMA_VERSION + 1, SCHEMA_VERSION)]
+
+
+def test_tables_from_before_the_first_release_are_to_be_made_anew(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE pgqueue.schema_version SET version = 16, oldest_code = 1"))
+        connection.execute(text("UPDATE pgqueue.alembic_version SET version_num = 'pgqueue_0016'"))
+
+    with pytest.raises(SchemaError, match='run `DROP SCHEMA "pgqueue" CASCADE`'):
+        upgrade_database(engine)
+    with engine.connect() as connection, pytest.raises(SchemaError, match="before the first"):
+        verify(connection)
+    with (
+        engine.begin() as connection,
+        host_revision(connection),
+        pytest.raises(SchemaError, match=r"upgrade\(to=1, base=0\)"),
+    ):
+        upgrade(to=SCHEMA_VERSION)
 
 
 def test_tables_a_host_brought_are_left_alone_while_they_are_current(

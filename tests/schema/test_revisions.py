@@ -4,7 +4,6 @@ import ast
 import io
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -24,21 +23,16 @@ from sqlalchemy import (
 )
 
 import pgqueue
-from pgqueue.errors import SchemaTooOld
 from pgqueue.models import (
     Base,
     DeadLetter,
     Job,
     Lease,
-    LimitBucket,
-    LimitSettings,
     MessageQueue,
-    QueueSettings,
     SchemaVersion,
 )
-from pgqueue.schema import SCHEMA_VERSION, upgrade_database, verify
+from pgqueue.schema import upgrade_database
 
-EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 REVISIONS = sorted(Path(pgqueue.__file__).parent.glob("migrations/versions/*.py"))
 
 
@@ -120,25 +114,6 @@ def test_the_history_written_as_sql_gives_the_same(
     assert facts(empty_database_url) == facts(database_url)
 
 
-def test_rows_that_later_versions_refuse_are_repaired_or_deleted(connection: Connection) -> None:
-    command.downgrade(our_history(connection), "pgqueue_0009")
-    for row in (
-        "queues VALUES ('mail', '-infinity')",
-        "limits (name, declared, period, burst) VALUES ('a', 1, '1 year 1 month', 1)",
-        "limits (name, declared, period, burst) VALUES ('b', 1, '366 days', 1000000)",
-        "limits (name, declared, period, burst) VALUES ('c', 1, '1 hour', 60)",
-        "limits (name, declared) VALUES ('d', 1)",
-        "limit_buckets VALUES ('a', 'infinity'), ('c', '2026-01-01')",
-    ):
-        connection.execute(text(f"INSERT INTO pgqueue.{row}"))
-
-    command.upgrade(our_history(connection), "head")
-
-    assert connection.scalars(select(QueueSettings.paused_at)).one() == EARLIEST
-    assert set(connection.scalars(select(LimitSettings.name))) == {"c", "d"}
-    assert connection.scalars(select(LimitBucket.limit_key)).all() == ["c"]
-
-
 EVERY_JOB_WRITES = {"jobs", "job_attempts", "dead_letters", "leases", "message_queue"}
 """A constraint would cost each job."""
 
@@ -192,18 +167,6 @@ def test_the_first_revision_writes_version_one(connection: Connection) -> None:
 
     row = connection.execute(select(SchemaVersion.version, SchemaVersion.oldest_code)).one()
     assert row == (1, 1)
-
-
-@pytest.mark.parametrize("version", range(2, SCHEMA_VERSION + 1))
-def test_a_revision_serves_code_of_the_version_before(connection: Connection, version: int) -> None:
-    command.downgrade(our_history(connection), f"pgqueue_{version:04}")
-    row = connection.execute(select(SchemaVersion.version, SchemaVersion.oldest_code)).one()
-    assert row == (version, 1)
-
-    command.downgrade(our_history(connection), f"pgqueue_{version - 1:04}")
-
-    with pytest.raises(SchemaTooOld, match=f"needs version {SCHEMA_VERSION}"):
-        verify(connection)
 
 
 @pytest.mark.parametrize("revision", REVISIONS, ids=lambda path: path.stem)

@@ -1,0 +1,757 @@
+"""Creates the tables of the queue, the views of jobs and invariants, and the row of the version.
+
+Downgrading removes all of it but the schema itself, which may hold the version table of the
+stand-alone history.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+from pgqueue.models.base import SCHEMA
+
+revision = "pgqueue_0001"
+down_revision = None
+branch_labels = ("pgqueue",)
+depends_on = None
+
+# Names pass through op.f: the naming convention of a host's metadata must not change them.
+
+CLOCK = sa.text("clock_timestamp()")
+EMPTY = sa.text("'{}'")
+
+# Storage: jobs and workers are updated in place; message_queue, leases and what waits are emptied
+# all day; workers write to the rows of a minute six times and more.
+ROOM_FOR_UPDATES = "fillfactor = 45"
+ROOM_FOR_COUNTS = "fillfactor = 70"
+EMPTIED_OFTEN = "autovacuum_vacuum_scale_factor = 0.05"
+
+TABLES = (
+    *("jobs", "message_queue", "leases", "job_attempts", "dead_letters", "workers", "queues"),
+    *("unreadable_jobs", "schedules", "waiting_messages", "limit_places", "limits"),
+    *("limit_buckets", "batches", "batch_jobs", "paused_tasks", "task_minutes", "error_groups"),
+    *("deploys", "operator_actions", "queue_minutes", "schema_version"),
+)
+VIEWS = ("job_overview", "invariant_violations_in_flight", "invariant_violations")
+
+
+def upgrade() -> None:
+    create_schema()
+    create_jobs()
+    create_messages_and_leases()
+    create_what_ended()
+    create_workers_and_queues()
+    create_schedules()
+    create_limits()
+    create_batches()
+    create_statistics()
+    create_operator_actions()
+    for view in (JOB_OVERVIEW, INVARIANT_VIOLATIONS_IN_FLIGHT, INVARIANT_VIOLATIONS):
+        op.execute(view)
+    create_schema_version()
+
+
+def downgrade() -> None:
+    for view in reversed(VIEWS):
+        op.execute(f'DROP VIEW "{SCHEMA}".{view}')
+    for table in reversed(TABLES):
+        op.drop_table(table, schema=SCHEMA)
+
+
+def create_schema() -> None:
+    # CREATE SCHEMA IF NOT EXISTS wants the right to create schemas even where there is one.
+    op.execute(
+        f"""
+        DO $$ BEGIN
+            IF to_regnamespace('"{SCHEMA}"') IS NULL THEN CREATE SCHEMA "{SCHEMA}"; END IF;
+        END $$
+        """
+    )
+
+
+def create_table(
+    name: str,
+    *parts: sa.Column[Any] | sa.PrimaryKeyConstraint | sa.CheckConstraint,
+    storage: str | None = None,
+) -> sa.Table:
+    table = op.create_table(name, *parts, schema=SCHEMA)
+    if storage:
+        # As a statement of its own: create_table takes postgresql_with from SQLAlchemy 2.1 on.
+        op.execute(f'ALTER TABLE "{SCHEMA}".{name} SET ({storage})')
+    return table
+
+
+def create_index(
+    name: str, table: str, columns: list[str], *, where: str | None = None, unique: bool = False
+) -> None:
+    op.create_index(
+        op.f(name),
+        table,
+        columns,
+        unique=unique,
+        schema=SCHEMA,
+        postgresql_where=None if where is None else sa.text(where),
+    )
+
+
+def column(name: str, type: Any, *, null: bool = False, default: Any = None) -> sa.Column[Any]:
+    # No autoincrement: the ids of jobs in other tables get no sequence of their own.
+    return sa.Column(name, type, nullable=null, server_default=default, autoincrement=False)
+
+
+def id_column(*, always: bool = False) -> sa.Column[Any]:
+    return sa.Column("id", sa.BigInteger, sa.Identity(always=always), nullable=False)
+
+
+def text(name: str, *, null: bool = False, default: Any = None) -> sa.Column[Any]:
+    return column(name, sa.Text, null=null, default=default)
+
+
+def number(
+    name: str, type: Any = sa.SmallInteger, *, null: bool = False, default: int | None = None
+) -> sa.Column[Any]:
+    return column(name, type, null=null, default=None if default is None else sa.text(str(default)))
+
+
+def flag(name: str) -> sa.Column[Any]:
+    return column(name, sa.Boolean, default=sa.false())
+
+
+def time(name: str, *, null: bool = True, default: Any = None) -> sa.Column[Any]:
+    return column(name, sa.DateTime(timezone=True), null=null, default=default)
+
+
+def time_of_insert(name: str) -> sa.Column[Any]:
+    return time(name, null=False, default=CLOCK)
+
+
+def key(table: str, *columns: str) -> sa.PrimaryKeyConstraint:
+    return sa.PrimaryKeyConstraint(*columns, name=op.f(f"{table}_pkey"))
+
+
+def check(name: str, condition: str) -> sa.CheckConstraint:
+    return sa.CheckConstraint(condition, name=op.f(name))
+
+
+def in_range(*columns: str) -> str:
+    """Times that Python can read.  The tables that every job writes have no such constraint but
+    on ``run_at``: it would cost each job, and their times are read in a form that takes every
+    value."""
+    first, last = "'2000-01-01 00:00:00+00'", "'9999-12-31 00:00:00+00'"
+    return " AND ".join(f"{name} BETWEEN {first} AND {last}" for name in columns)
+
+
+def create_jobs() -> None:
+    create_table(
+        "jobs",
+        id_column(),
+        text("queue", default="default"),
+        text("task"),
+        column("args", JSONB, default=EMPTY),
+        number("priority", default=5),
+        time_of_insert("run_at"),
+        number("max_attempts", default=10),
+        number("attempts", default=0),
+        number("snoozes", default=0),
+        text("outcome", null=True),
+        column("result", JSONB, null=True),
+        text("last_error", null=True),
+        text("unique_key", null=True),
+        text("held_unique_key", null=True),
+        column("tags", JSONB, null=True),
+        column("meta", JSONB, null=True),
+        time_of_insert("created_at"),
+        time("started_at"),
+        time("finished_at"),
+        time("cancel_requested_at"),
+        number("interruptions", default=0),
+        column("progress", JSONB, null=True),
+        text("limit_keys", null=True),
+        time("kill_requested_at"),
+        key("jobs", "id"),
+        check("jobs_priority", "priority BETWEEN 0 AND 9"),
+        check("jobs_run_at", in_range("run_at")),
+        check("jobs_max_attempts", "max_attempts BETWEEN 1 AND 30000"),
+        check("jobs_outcome", "outcome IN ('succeeded', 'failed', 'cancelled')"),
+        check("jobs_finished_at", "(outcome IS NULL) = (finished_at IS NULL)"),
+        storage=ROOM_FOR_UPDATES,
+    )
+    create_index(
+        "jobs_held_unique_key",
+        "jobs",
+        ["queue", "held_unique_key"],
+        unique=True,
+        where="held_unique_key IS NOT NULL",
+    )
+    create_index(
+        "jobs_held_unique_key_across",
+        "jobs",
+        ["held_unique_key"],
+        unique=True,
+        where="pg_catalog.starts_with(held_unique_key, 'pgqueue.across:')",
+    )
+
+
+def create_messages_and_leases() -> None:
+    create_table(
+        "message_queue",
+        text("queue"),
+        number("priority"),
+        time("run_at", null=False),
+        id_column(),
+        number("target_id", sa.BigInteger),
+        text("task"),
+        number("attempt", default=0),
+        number("crashes", default=0),
+        flag("alone"),
+        key("message_queue", "queue", "priority", "run_at", "id"),
+        *checks_of_messages("message_queue"),
+        storage=EMPTIED_OFTEN,
+    )
+    create_table(
+        "waiting_messages",
+        text("limit_keys"),
+        text("queue"),
+        number("priority"),
+        time("run_at", null=False),
+        number("target_id", sa.BigInteger),
+        text("task"),
+        number("attempt", default=0),
+        number("crashes", default=0),
+        key("waiting_messages", "limit_keys", "queue", "priority", "run_at", "target_id"),
+        *checks_of_messages("waiting_messages"),
+        storage=EMPTIED_OFTEN,
+    )
+    create_table(
+        "leases",
+        number("target_id", sa.BigInteger),
+        number("message_id", sa.BigInteger),
+        number("attempt"),
+        number("crashes", default=0),
+        column("worker_id", sa.Uuid),
+        flag("held"),
+        time_of_insert("started_at"),
+        key("leases", "target_id"),
+        check("leases_attempt", "attempt BETWEEN 1 AND 32000"),
+        check("leases_crashes", "crashes BETWEEN 0 AND 32000"),
+        storage=EMPTIED_OFTEN,
+    )
+    create_table(
+        "unreadable_jobs",
+        number("job_id", sa.BigInteger),
+        text("task"),
+        text("reason"),
+        time_of_insert("since"),
+        key("unreadable_jobs", "job_id"),
+        check("unreadable_jobs_times", in_range("since")),
+    )
+
+
+def checks_of_messages(table: str) -> tuple[sa.CheckConstraint, ...]:
+    return (
+        check(f"{table}_priority", "priority BETWEEN 0 AND 9"),
+        check(f"{table}_run_at", in_range("run_at")),
+        check(f"{table}_attempt", "attempt BETWEEN 0 AND 31000"),
+        check(f"{table}_crashes", "crashes BETWEEN 0 AND 31000"),
+    )
+
+
+def create_what_ended() -> None:
+    create_table(
+        "job_attempts",
+        number("job_id", sa.BigInteger),
+        number("message_id", sa.BigInteger),
+        number("attempt"),
+        text("outcome"),
+        text("error_type", null=True),
+        text("error", null=True),
+        text("traceback", null=True),
+        column("worker_id", sa.Uuid, null=True),
+        time("started_at"),
+        time_of_insert("finished_at"),
+        key("job_attempts", "job_id", "message_id", "attempt"),
+    )
+    create_table(
+        "dead_letters",
+        number("job_id", sa.BigInteger),
+        text("outcome"),
+        text("queue"),
+        text("task"),
+        time_of_insert("finished_at"),
+        number("fingerprint", sa.BigInteger, null=True),
+        key("dead_letters", "job_id"),
+        check("dead_letters_outcome", "outcome IN ('failed', 'cancelled')"),
+    )
+    create_index("dead_letters_by_outcome", "dead_letters", ["outcome", "job_id"])
+    create_index("dead_letters_by_task", "dead_letters", ["task", "job_id"])
+    create_index(
+        "dead_letters_by_error",
+        "dead_letters",
+        ["fingerprint", "job_id"],
+        where="fingerprint IS NOT NULL",
+    )
+
+
+def create_workers_and_queues() -> None:
+    create_table(
+        "workers",
+        column("id", sa.Uuid),
+        text("hostname"),
+        number("pid", sa.Integer),
+        number("backend_pid", sa.Integer),
+        column("queues", JSONB),
+        number("slots"),
+        time_of_insert("started_at"),
+        time_of_insert("heartbeat_at"),
+        time("dead_at"),
+        number("attempts_ended", sa.BigInteger, default=0),
+        text("version", null=True),
+        key("workers", "id"),
+        check("workers_times", in_range("started_at", "heartbeat_at", "dead_at")),
+        storage=ROOM_FOR_UPDATES,
+    )
+    create_table(
+        "queues",
+        text("name"),
+        time("paused_at"),
+        key("queues", "name"),
+        check("queues_times", in_range("paused_at")),
+    )
+    create_table(
+        "paused_tasks",
+        text("task"),
+        time_of_insert("paused_at"),
+        key("paused_tasks", "task"),
+        check("paused_tasks_times", in_range("paused_at")),
+    )
+
+
+def create_schedules() -> None:
+    create_table(
+        "schedules",
+        text("name"),
+        text("task"),
+        column("args", JSONB, default=EMPTY),
+        column("options", JSONB, default=EMPTY),
+        text("cron", null=True),
+        column("every", sa.Interval, null=True),
+        text("timezone", default="UTC"),
+        number("catch_up", default=1),
+        text("overlap", default="allow"),
+        text("declared_in", null=True),
+        column("declaration", JSONB, null=True),
+        time("next_at"),
+        time("last_tick_at"),
+        number("last_job_id", sa.BigInteger, null=True),
+        time("paused_at"),
+        time_of_insert("created_at"),
+        text("application", default=sa.text("''")),
+        key("schedules", "name"),
+        check("schedules_rule", "(cron IS NULL) <> (every IS NULL)"),
+        check("schedules_every", "every BETWEEN '1 second' AND '36525 days'"),
+        check("schedules_catch_up", "catch_up BETWEEN 0 AND 1000"),
+        check("schedules_overlap", "overlap IN ('allow', 'skip', 'wait')"),
+        check("schedules_next_at", in_range("next_at")),
+        check("schedules_last_tick_at", in_range("last_tick_at")),
+        check("schedules_tick", "next_at > last_tick_at"),
+        check("schedules_times", in_range("paused_at", "created_at")),
+    )
+    create_index("schedules_next_tick", "schedules", ["next_at", "name"], where="paused_at IS NULL")
+
+
+def create_limits() -> None:
+    create_table(
+        "limits",
+        text("name"),
+        number("declared", sa.Integer),
+        number("capacity", sa.Integer, null=True),
+        flag("is_strict"),
+        flag("skips_failed"),
+        time_of_insert("declared_at"),
+        column("period", sa.Interval, null=True),
+        number("burst", sa.Integer, null=True),
+        flag("is_fair"),
+        key("limits", "name"),
+        check("limits_declared", "declared >= 0"),
+        check("limits_capacity", "capacity >= 0"),
+        check("limits_period", "period BETWEEN '1 millisecond' AND '366 days'"),
+        check("limits_burst", "burst BETWEEN 1 AND 1000000"),
+        check("limits_refill", "burst * period <= '36525 days'"),
+        check("limits_times", in_range("declared_at")),
+    )
+    create_table(
+        "limit_places",
+        text("limit_key"),
+        number("job_id", sa.BigInteger),
+        key("limit_places", "limit_key", "job_id"),
+        storage=EMPTIED_OFTEN,
+    )
+    create_table(
+        "limit_buckets",
+        text("limit_key"),
+        time("full_at", null=False),
+        key("limit_buckets", "limit_key"),
+        check("limit_buckets_times", in_range("full_at")),
+    )
+    create_index("limit_buckets_full_at", "limit_buckets", ["full_at"])
+
+
+def create_batches() -> None:
+    create_table(
+        "batches",
+        id_column(),
+        text("name", null=True),
+        column("meta", JSONB, null=True),
+        column("on_success", JSONB, null=True),
+        column("on_failure", JSONB, null=True),
+        time_of_insert("created_at"),
+        number("waits_for", sa.BigInteger, null=True),
+        text("outcome", null=True),
+        number("total", sa.BigInteger, null=True),
+        number("failed", sa.BigInteger, null=True),
+        number("cancelled", sa.BigInteger, null=True),
+        number("callback_id", sa.BigInteger, null=True),
+        time("ended_at"),
+        text("application", default=sa.text("''")),
+        column("on_cancelled", JSONB, null=True),
+        column("counted", JSONB, null=True),
+        time("count_at"),
+        key("batches", "id"),
+        check("batches_outcome", "outcome IN ('succeeded', 'failed', 'cancelled')"),
+        check("batches_ended_at", "(outcome IS NULL) = (ended_at IS NULL)"),
+        check("batches_times", in_range("created_at", "ended_at", "count_at")),
+    )
+    create_index("batches_open", "batches", ["id"], where="ended_at IS NULL")
+    create_table(
+        "batch_jobs",
+        number("batch_id", sa.BigInteger),
+        number("job_id", sa.BigInteger),
+        key("batch_jobs", "batch_id", "job_id"),
+    )
+    create_index("batch_jobs_job_id", "batch_jobs", ["job_id"])
+
+
+def create_statistics() -> None:
+    create_table(
+        "task_minutes",
+        time("at", null=False),
+        text("task"),
+        *(
+            number(ended, sa.Integer, default=0)
+            for ended in ("succeeded", "failed", "retried", "cancelled", "other")
+        ),
+        column("ran", ARRAY(sa.Integer), default=EMPTY),
+        column("waited", ARRAY(sa.Integer), default=EMPTY),
+        key("task_minutes", "at", "task"),
+        check("task_minutes_times", in_range("at")),
+        storage=ROOM_FOR_COUNTS,
+    )
+    create_table(
+        "queue_minutes",
+        time("at", null=False),
+        text("queue"),
+        time("counted_at"),
+        *(
+            number(count, sa.Integer, null=True)
+            for count in ("waiting", "due", "blocked", "running", "oldest_due_s")
+        ),
+        number("started", sa.Integer, default=0),
+        key("queue_minutes", "at", "queue"),
+        check("queue_minutes_times", in_range("at", "counted_at")),
+        storage=ROOM_FOR_COUNTS,
+    )
+    create_table(
+        "error_groups",
+        number("fingerprint", sa.BigInteger),
+        text("task"),
+        text("error_type"),
+        text("place"),
+        number("attempts", sa.BigInteger, default=0),
+        time("first_at", null=False),
+        time("last_at", null=False),
+        text("first_version", default=sa.text("''")),
+        number("job_id", sa.BigInteger),
+        text("message"),
+        time("muted_until"),
+        key("error_groups", "fingerprint", "task"),
+        check("error_groups_times", in_range("first_at", "last_at")),
+        check("error_groups_muted", in_range("muted_until")),
+    )
+    create_table(
+        "deploys",
+        text("application"),
+        text("version"),
+        time_of_insert("first_at"),
+        key("deploys", "application", "version"),
+        check("deploys_times", in_range("first_at")),
+    )
+
+
+def create_operator_actions() -> None:
+    create_table(
+        "operator_actions",
+        id_column(always=True),
+        time_of_insert("at"),
+        text("actor"),
+        text("action"),
+        column("target", JSONB, default=EMPTY),
+        column("options", JSONB, default=EMPTY),
+        text("reason", default=sa.text("''")),
+        number("jobs", sa.Integer, default=0),
+        number("skipped", sa.Integer, default=0),
+        column("first_ids", ARRAY(sa.BigInteger), default=EMPTY),
+        column("before", JSONB, null=True),
+        column("after", JSONB, null=True),
+        number("last_id", sa.BigInteger, null=True),
+        number("cursor", sa.BigInteger, null=True),
+        time("finished_at"),
+        key("operator_actions", "id"),
+        check("operator_actions_times", in_range("at", "finished_at")),
+    )
+    create_index(
+        "operator_actions_unfinished", "operator_actions", ["id"], where="finished_at IS NULL"
+    )
+
+
+def create_schema_version() -> None:
+    schema_version = create_table(
+        "schema_version",
+        column("only_row", sa.Boolean, default=sa.true()),
+        number("version", sa.Integer),
+        number("oldest_code", sa.Integer),
+        key("schema_version", "only_row"),
+        check("schema_version_only_row", "only_row"),
+    )
+    op.bulk_insert(schema_version, [{"version": 1, "oldest_code": 1}])
+
+
+# A job waits where its row says: the whole key is known, and one probe finds the message.
+WAITS = f"""
+    SELECT FROM "{SCHEMA}".waiting_messages AS waiting
+    WHERE waiting.limit_keys = jobs.limit_keys
+      AND waiting.queue = jobs.queue
+      AND waiting.priority = jobs.priority
+      AND waiting.run_at = jobs.run_at
+      AND waiting.target_id = jobs.id
+    """  # the schema name is checked where it is read
+
+# Without args and result, which may be secret: the view can be granted where jobs cannot.
+# A lease wins over a message: after a crash in transaction mode a job has both.
+# Reads at most ten messages of a job's moment, of which there may be a million.  Only damage leaves
+# an unfinished job without a message, so a job that is not among the ten is taken to be pending.
+JOB_OVERVIEW = f"""
+    CREATE VIEW "{SCHEMA}".job_overview AS
+    SELECT jobs.id, jobs.queue, jobs.task, jobs.priority, jobs.run_at,
+           CASE WHEN jobs.outcome IS NOT NULL THEN jobs.outcome
+                WHEN leases.target_id IS NOT NULL THEN 'running'
+                WHEN jobs.limit_keys IS NOT NULL AND EXISTS ({WAITS}) THEN 'blocked'
+                WHEN (
+                    SELECT bool_or(ten.target_id = jobs.id) OR count(*) = 10
+                    FROM (
+                        SELECT messages.target_id FROM "{SCHEMA}".message_queue AS messages
+                        WHERE messages.queue = jobs.queue
+                          AND messages.priority = jobs.priority
+                          AND messages.run_at = jobs.run_at
+                        ORDER BY messages.id
+                        LIMIT 10
+                    ) AS ten
+                ) THEN 'pending'
+                ELSE 'blocked' END AS status,
+           jobs.outcome, jobs.attempts, jobs.max_attempts, jobs.snoozes, jobs.interruptions,
+           jobs.last_error, jobs.unique_key, jobs.tags, jobs.meta, jobs.progress,
+           jobs.created_at, jobs.started_at, jobs.finished_at, jobs.cancel_requested_at,
+           leases.worker_id, leases.started_at AS lease_started_at,
+           jobs.limit_keys
+    FROM "{SCHEMA}".jobs
+    LEFT JOIN "{SCHEMA}".leases ON leases.target_id = jobs.id AND jobs.outcome IS NULL
+    """  # noqa: S608  # the schema name is checked where it is read
+
+# Each rule is a branch of its own: WHERE rule = '...' leaves the plan with that branch alone.
+# OFFSET 0 keeps the planner from turning a probe of jobs by key into a pass over all of jobs.
+INVARIANT_VIOLATIONS_IN_FLIGHT = f"""
+    CREATE VIEW "{SCHEMA}".invariant_violations_in_flight AS
+    SELECT 'a message has a job'::text AS rule,
+           messages.target_id AS job_id,
+           concat('message ', messages.id, ' points at no job') AS detail
+    FROM "{SCHEMA}".message_queue AS messages
+    LEFT JOIN LATERAL (
+        SELECT id FROM "{SCHEMA}".jobs WHERE id = messages.target_id OFFSET 0
+    ) AS job ON true
+    WHERE job.id IS NULL
+
+    UNION ALL
+    SELECT 'a job has at most one message', twins.job_id, concat(twins.count, ' messages')
+    FROM (
+        SELECT target_id AS job_id, count(*) AS count
+        FROM "{SCHEMA}".message_queue
+        GROUP BY target_id
+        HAVING count(*) > 1
+    ) AS twins
+    CROSS JOIN LATERAL (
+        SELECT FROM "{SCHEMA}".jobs WHERE id = twins.job_id AND outcome IS NULL OFFSET 0
+    ) AS job
+
+    UNION ALL
+    SELECT 'a message stands where its job says',
+           messages.target_id,
+           concat('message ', messages.id)
+    FROM "{SCHEMA}".message_queue AS messages
+    CROSS JOIN LATERAL (
+        SELECT queue, priority, run_at, task
+        FROM "{SCHEMA}".jobs
+        WHERE id = messages.target_id AND outcome IS NULL
+        OFFSET 0
+    ) AS job
+    WHERE messages.queue <> job.queue
+       OR messages.priority <> job.priority
+       OR messages.run_at <> job.run_at
+       OR messages.task <> job.task
+
+    UNION ALL
+    SELECT 'a message beside a lease is the one the lease holds',
+           messages.target_id,
+           concat('message ', messages.id)
+    FROM "{SCHEMA}".message_queue AS messages
+    JOIN "{SCHEMA}".leases ON leases.target_id = messages.target_id
+    CROSS JOIN LATERAL (
+        SELECT FROM "{SCHEMA}".jobs WHERE id = messages.target_id AND outcome IS NULL OFFSET 0
+    ) AS job
+    WHERE NOT leases.held OR leases.message_id > messages.id
+
+    UNION ALL
+    SELECT 'a lease has a job', leases.target_id, concat('worker ', leases.worker_id)
+    FROM "{SCHEMA}".leases
+    LEFT JOIN LATERAL (
+        SELECT id FROM "{SCHEMA}".jobs WHERE id = leases.target_id OFFSET 0
+    ) AS job ON true
+    WHERE job.id IS NULL
+
+    UNION ALL
+    SELECT 'a lease has an owner that lives, or is rescued within a minute',
+           leases.target_id,
+           concat('worker ', leases.worker_id)
+    FROM "{SCHEMA}".leases
+    WHERE leases.started_at < clock_timestamp() - interval '1 minute'
+      AND NOT EXISTS (
+          SELECT FROM "{SCHEMA}".workers
+          WHERE workers.id = leases.worker_id
+            AND (workers.dead_at IS NULL
+                 OR workers.dead_at > clock_timestamp() - interval '1 minute')
+      )
+      AND NOT (
+          leases.held
+          AND EXISTS (
+              SELECT FROM "{SCHEMA}".message_queue AS messages
+              WHERE messages.target_id = leases.target_id
+          )
+      )
+
+    UNION ALL
+    SELECT 'a waiting message has an unfinished job',
+           waiting.target_id,
+           concat('waits for ', replace(waiting.limit_keys, chr(10), ', '))
+    FROM "{SCHEMA}".waiting_messages AS waiting
+    LEFT JOIN LATERAL (
+        SELECT id FROM "{SCHEMA}".jobs WHERE id = waiting.target_id AND outcome IS NULL OFFSET 0
+    ) AS job ON true
+    WHERE job.id IS NULL
+
+    UNION ALL
+    SELECT 'a waiting message stands where its job says',
+           waiting.target_id,
+           concat('waits for ', replace(waiting.limit_keys, chr(10), ', '))
+    FROM "{SCHEMA}".waiting_messages AS waiting
+    CROSS JOIN LATERAL (
+        SELECT limit_keys, queue, priority, run_at, task
+        FROM "{SCHEMA}".jobs
+        WHERE id = waiting.target_id AND outcome IS NULL
+        OFFSET 0
+    ) AS job
+    WHERE job.limit_keys IS DISTINCT FROM waiting.limit_keys
+       OR job.queue <> waiting.queue
+       OR job.priority <> waiting.priority
+       OR job.run_at <> waiting.run_at
+       OR job.task <> waiting.task
+
+    UNION ALL
+    SELECT 'a waiting job has neither message nor lease',
+           waiting.target_id,
+           concat('waits for ', replace(waiting.limit_keys, chr(10), ', '))
+    FROM "{SCHEMA}".waiting_messages AS waiting
+    JOIN (
+        SELECT target_id FROM "{SCHEMA}".message_queue
+        UNION ALL
+        SELECT target_id FROM "{SCHEMA}".leases
+    ) AS admitted ON admitted.target_id = waiting.target_id
+    """  # noqa: S608  # the schema name is checked where it is read
+
+# A succeeded job keeps the unique key of a period until the period is over.
+INVARIANT_VIOLATIONS = f"""
+    CREATE VIEW "{SCHEMA}".invariant_violations AS
+    SELECT rule, job_id, detail FROM "{SCHEMA}".invariant_violations_in_flight
+
+    UNION ALL
+    SELECT 'an unfinished job has a message or a lease',
+           lost.id,
+           'it has neither, so no worker will ever run it'
+    FROM (
+        SELECT id FROM "{SCHEMA}".jobs WHERE outcome IS NULL
+        EXCEPT
+        (SELECT target_id FROM "{SCHEMA}".message_queue
+         UNION ALL
+         SELECT target_id FROM "{SCHEMA}".leases
+         UNION ALL
+         SELECT target_id FROM "{SCHEMA}".waiting_messages)
+    ) AS lost
+
+    UNION ALL
+    SELECT 'attempts never exceed max_attempts', id, concat(attempts, ' of ', max_attempts)
+    FROM "{SCHEMA}".jobs
+    WHERE attempts > max_attempts
+
+    UNION ALL
+    SELECT 'a failed or cancelled job has a dead letter', jobs.id, concat('outcome ', jobs.outcome)
+    FROM "{SCHEMA}".jobs
+    WHERE jobs.outcome IN ('failed', 'cancelled')
+      AND NOT EXISTS (
+          SELECT FROM "{SCHEMA}".dead_letters
+          WHERE dead_letters.job_id = jobs.id AND dead_letters.outcome = jobs.outcome
+      )
+
+    UNION ALL
+    SELECT 'a dead letter says what its job says',
+           dead_letters.job_id,
+           concat('dead letter: ', dead_letters.outcome)
+    FROM "{SCHEMA}".dead_letters
+    WHERE NOT EXISTS (
+        SELECT FROM "{SCHEMA}".jobs
+        WHERE jobs.id = dead_letters.job_id AND jobs.outcome = dead_letters.outcome
+    )
+
+    UNION ALL
+    SELECT 'an ended job holds no unique key', id, concat('outcome ', outcome)
+    FROM "{SCHEMA}".jobs
+    WHERE outcome IS NOT NULL AND held_unique_key IS NOT NULL
+      AND NOT (outcome = 'succeeded' AND starts_with(held_unique_key, 'pgqueue.period:'))
+
+    UNION ALL
+    SELECT 'a succeeded job was attempted', id, concat('outcome ', outcome)
+    FROM "{SCHEMA}".jobs
+    WHERE outcome = 'succeeded' AND attempts < 1
+
+    UNION ALL
+    SELECT 'an admitted job has a place in each of its limits',
+           jobs.id,
+           concat('no place in ', missing.limit_key)
+    FROM "{SCHEMA}".jobs
+    CROSS JOIN unnest(string_to_array(jobs.limit_keys, chr(10))) AS missing (limit_key)
+    WHERE jobs.outcome IS NULL
+      AND jobs.limit_keys IS NOT NULL
+      AND NOT EXISTS ({WAITS})
+      AND NOT EXISTS (
+          SELECT FROM "{SCHEMA}".limit_places AS places
+          WHERE places.limit_key = missing.limit_key AND places.job_id = jobs.id
+      )
+    """  # noqa: S608  # the schema name is checked where it is read
