@@ -37,30 +37,7 @@ from pgqueue.errors import (
 )
 from pgqueue.events import AttemptEnded, AttemptOutcome
 from pgqueue.job_queue import PgQueue
-from pgqueue.models import (
-    Batch,
-    BatchJob,
-    DeadLetter,
-    Deploy,
-    ErrorGroup,
-    Job,
-    JobAttempt,
-    JobStatus,
-    Lease,
-    LimitBucket,
-    LimitPlace,
-    LimitSettings,
-    MessageQueue,
-    OperatorAction,
-    PausedTask,
-    QueueMinute,
-    QueueSettings,
-    Schedule,
-    TaskMinute,
-    UnreadableJob,
-    WaitingMessage,
-    WorkerProcess,
-)
+from pgqueue.models import DeadLetter, Job, JobAttempt, JobStatus, Lease, MessageQueue
 from pgqueue.nodes import Node
 from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze
 from pgqueue.redaction import Secret
@@ -108,22 +85,6 @@ __all__ = [
     "Lease",
     "JobAttempt",
     "DeadLetter",
-    "UnreadableJob",
-    "WorkerProcess",
-    "QueueSettings",
-    "PausedTask",
-    "Schedule",
-    "WaitingMessage",
-    "LimitBucket",
-    "LimitPlace",
-    "LimitSettings",
-    "Batch",
-    "BatchJob",
-    "TaskMinute",
-    "ErrorGroup",
-    "QueueMinute",
-    "Deploy",
-    "OperatorAction",
     # results of operators' calls
     "Change",
     "HeldJob",

@@ -13,9 +13,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue import (
     ArgumentsError,
-    Batch,
     BatchEnded,
-    BatchJob,
     BatchNotFound,
     Cancel,
     Change,
@@ -31,6 +29,7 @@ from pgqueue import (
     Worker,
 )
 from pgqueue.repository.batches import Batches
+from pgqueue.tables import Batch, BatchJob
 from pgqueue.testing import run_jobs
 from pgqueue.worker.duties.batches import BatchEnds
 from pgqueue.worker.duties.prune import Progress, PruneRound

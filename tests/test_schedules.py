@@ -20,7 +20,6 @@ from pgqueue import (
     OptionError,
     PayloadError,
     PgQueue,
-    Schedule,
     ScheduleNotFound,
     TaskDefinitionError,
     Unique,
@@ -28,6 +27,7 @@ from pgqueue import (
     UnknownTask,
     Worker,
 )
+from pgqueue.tables import Schedule
 
 MINUTE = timedelta(minutes=1)
 

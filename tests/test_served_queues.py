@@ -10,8 +10,9 @@ from sqlalchemy.orm import Session
 from worker_rig import running
 
 from chaos.workers import PATIENCE
-from pgqueue import JobContext, Limit, OptionError, PgQueue, Worker, WorkerProcess
+from pgqueue import JobContext, Limit, OptionError, PgQueue, Worker
 from pgqueue.repository.health import Health
+from pgqueue.tables import WorkerProcess
 
 
 @pytest.fixture

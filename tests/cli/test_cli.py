@@ -26,8 +26,9 @@ from shop_rig import (
 from sqlalchemy import Engine, func, make_url, select, text
 from sqlalchemy.orm import Session
 
-from pgqueue import Job, JobAttempt, PgQueue, WorkerProcess
+from pgqueue import Job, JobAttempt, PgQueue
 from pgqueue.cli import main
+from pgqueue.tables import WorkerProcess
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from shop_rig import assert_one_line, command
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from pgqueue import Job, JobContext, Limit, PgQueue, Retry, Secret, Worker, WorkerProcess
+from pgqueue import Job, JobContext, Limit, PgQueue, Retry, Secret, Worker
+from pgqueue.tables import WorkerProcess
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from shop_rig import assert_one_line, command
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from pgqueue import Lease, Limit, MessageQueue, PgQueue, Worker, WorkerProcess
+from pgqueue import Lease, Limit, MessageQueue, PgQueue, Worker
+from pgqueue.tables import WorkerProcess
 
 AN_HOUR_AGO = "created_at = created_at - interval '1 hour'"
 

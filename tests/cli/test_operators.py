@@ -13,8 +13,9 @@ from shop_rig import command
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from chaos.interleavings.logical_workers import committed, execute
-from pgqueue import Limit, PgQueue, Secret, WorkerProcess
+from pgqueue import Limit, PgQueue, Secret
 from pgqueue.schema import grant
+from pgqueue.tables import WorkerProcess
 
 WORKER = UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
 

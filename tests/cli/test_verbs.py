@@ -12,9 +12,10 @@ from shop_rig import assert_one_line, command
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
-from pgqueue import Job, JobStatus, Limit, PgQueue, Secret, Unique, Worker, WorkerProcess
+from pgqueue import Job, JobStatus, Limit, PgQueue, Secret, Unique, Worker
 from pgqueue.cli import main
 from pgqueue.repository.listing import JobFilter
+from pgqueue.tables import WorkerProcess
 
 AN_HOUR_AGO = "created_at = created_at - interval '1 hour'"
 

@@ -19,7 +19,8 @@ from shop_rig import (
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from pgqueue import Job, JobStatus, WorkerProcess
+from pgqueue import Job, JobStatus
+from pgqueue.tables import WorkerProcess
 
 pytestmark = pytest.mark.journey
 

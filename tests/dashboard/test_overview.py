@@ -13,11 +13,12 @@ from sqlalchemy.orm import Session
 from visitor import SECRET, Visitor, words_of
 
 from chaos.interleavings.logical_workers import committed, execute
-from pgqueue import PgQueue, WorkerProcess
+from pgqueue import PgQueue
 from pgqueue.dashboard import RIGHTS
 from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.queue_minutes import QueueMinutes
 from pgqueue.repository.task_minutes import ENDED, TaskMinutes
+from pgqueue.tables import WorkerProcess
 
 
 @pytest.fixture

@@ -5,12 +5,13 @@ from sqlalchemy import Engine, text
 from visitor import SECRET, Visitor
 
 from chaos.interleavings.logical_workers import execute, stored
-from pgqueue import Limit, OperatorAction, PgQueue, QueueSettings
+from pgqueue import Limit, PgQueue
 from pgqueue.dashboard import RIGHTS
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.limits import Limits
 from pgqueue.repository.queue_minutes import QueueMinutes
 from pgqueue.rules.limits import name_of
+from pgqueue.tables import OperatorAction, QueueSettings
 
 
 @pytest.fixture

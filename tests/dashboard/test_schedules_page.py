@@ -7,9 +7,10 @@ from sqlalchemy import Engine
 from visitor import SECRET, Visitor
 
 from chaos.interleavings.logical_workers import execute, stored
-from pgqueue import Job, OperatorAction, PgQueue
+from pgqueue import Job, PgQueue
 from pgqueue.dashboard import RIGHTS
 from pgqueue.rules.ticks import Rule
+from pgqueue.tables import OperatorAction
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ from sqlalchemy import Engine
 from visitor import SECRET, Visitor
 
 from chaos.interleavings.logical_workers import committed, execute, stored
-from pgqueue import OperatorAction, PausedTask, PgQueue
+from pgqueue import PgQueue
 from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.task_minutes import ENDED, TaskMinutes
+from pgqueue.tables import OperatorAction, PausedTask
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 from visitor import SECRET, Visitor
 
 from chaos.interleavings.logical_workers import stored
-from pgqueue import Lease, OperatorAction, PgQueue, WorkerProcess
+from pgqueue import Lease, PgQueue
+from pgqueue.tables import OperatorAction, WorkerProcess
 
 
 @pytest.fixture

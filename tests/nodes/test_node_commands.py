@@ -13,9 +13,10 @@ from some_nodes import DOWN, number_of, numbered, put_citus
 from sqlalchemy import create_engine, func, make_url, select, text
 from sqlalchemy.orm import Session
 
-from pgqueue import Job, Lease, PgQueue, WorkerProcess
+from pgqueue import Job, Lease, PgQueue
 from pgqueue.cli.nodes import chosen_nodes
 from pgqueue.nodes import Node
+from pgqueue.tables import WorkerProcess
 from pgqueue.testing.databases import as_text, fresh_database
 
 

@@ -12,11 +12,12 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import execute, wait_until
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
-from pgqueue import BatchEnded, BatchJob, Job, PgQueue, Worker
+from pgqueue import BatchEnded, Job, PgQueue, Worker
 from pgqueue.database.settings import SCHEDULING, UPKEEP
 from pgqueue.repository import batches
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.workers import Workers
+from pgqueue.tables import BatchJob
 from pgqueue.testing.databases import fresh_database
 
 WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted"

@@ -13,8 +13,8 @@ from chaos.interleavings.logical_workers import (
     waiting,
     workers_at,
 )
-from pgqueue import QueueMinute
 from pgqueue.repository.queue_minutes import QueueFlow, QueueMinutes
+from pgqueue.tables import QueueMinute
 
 MINUTE = timedelta(minutes=1)
 

@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, text
 
 from chaos.interleavings.logical_workers import committed, stored, waiting
-from pgqueue import TaskMinute
 from pgqueue.repository.task_minutes import ENDED, TaskMinutes
+from pgqueue.tables import TaskMinute
 
 HOUR = timedelta(hours=1)
 NOW = int(time.time() // 60)

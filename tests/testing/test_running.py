@@ -24,8 +24,8 @@ from pgqueue import (
     Retry,
     Snooze,
     Unique,
-    WorkerProcess,
 )
+from pgqueue.tables import WorkerProcess
 from pgqueue.testing import enqueued, run_jobs
 
 

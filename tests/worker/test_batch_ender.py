@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Connection, Engine, text, update
 
-from pgqueue import Batch, PgQueue
+from pgqueue import PgQueue
 from pgqueue.repository.batches import Batches
+from pgqueue.tables import Batch
 from pgqueue.worker.duties.batches import BatchEnds
 
 REFUSING = """

@@ -7,8 +7,9 @@ from sqlalchemy import Connection, Engine
 from worker_rig import running, wait_until
 
 from chaos.interleavings.logical_workers import execute, stored
-from pgqueue import Job, PgQueue, QueueMinute, Worker
+from pgqueue import Job, PgQueue, Worker
 from pgqueue.database.opening import own_connection
+from pgqueue.tables import QueueMinute
 from pgqueue.worker.duties import depths
 from pgqueue.worker.duties.depths import DepthCounter
 from pgqueue.worker.duties.rescue import HOUSEKEEPING

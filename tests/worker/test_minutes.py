@@ -17,19 +17,9 @@ from chaos.interleavings.logical_workers import (
     stored,
     workers_at,
 )
-from pgqueue import (
-    Cancel,
-    Deploy,
-    ErrorGroup,
-    JobContext,
-    PgQueue,
-    QueueMinute,
-    Retry,
-    Snooze,
-    TaskMinute,
-    Worker,
-)
+from pgqueue import Cancel, JobContext, PgQueue, Retry, Snooze, Worker
 from pgqueue.database.opening import own_connection
+from pgqueue.tables import Deploy, ErrorGroup, QueueMinute, TaskMinute
 from pgqueue.worker.attempt_counts import AttemptCounts
 from pgqueue.worker.duties.minutes import MinuteWriter
 from pgqueue.worker.duties.rescue import HOUSEKEEPING

@@ -1,0 +1,55 @@
+"""The tables as Declarative models, to query and to relate to.
+
+Write to them through the queue.  :class:`Job`, :class:`JobStatus`, :class:`MessageQueue`,
+:class:`Lease`, :class:`JobAttempt` and :class:`DeadLetter` can also be imported from ``pgqueue``.
+"""
+
+from pgqueue.models import (
+    Batch,
+    BatchJob,
+    DeadLetter,
+    Deploy,
+    ErrorGroup,
+    Job,
+    JobAttempt,
+    JobStatus,
+    Lease,
+    LimitBucket,
+    LimitPlace,
+    LimitSettings,
+    MessageQueue,
+    OperatorAction,
+    PausedTask,
+    QueueMinute,
+    QueueSettings,
+    Schedule,
+    TaskMinute,
+    UnreadableJob,
+    WaitingMessage,
+    WorkerProcess,
+)
+
+__all__ = [
+    "Job",
+    "JobStatus",
+    "MessageQueue",
+    "Lease",
+    "JobAttempt",
+    "DeadLetter",
+    "UnreadableJob",
+    "WorkerProcess",
+    "QueueSettings",
+    "PausedTask",
+    "Schedule",
+    "WaitingMessage",
+    "LimitBucket",
+    "LimitPlace",
+    "LimitSettings",
+    "Batch",
+    "BatchJob",
+    "TaskMinute",
+    "ErrorGroup",
+    "QueueMinute",
+    "Deploy",
+    "OperatorAction",
+]
