@@ -31,8 +31,9 @@ CROWDED = ("too many clients", "connection slots", "too many connections")
 
 
 MORE_CONNECTIONS = (
-    "a worker needs up to ten connections, and one for each transactional handler that runs: raise "
-    "the CONNECTION LIMIT of the role or the database, or max_connections"
+    "a worker needs four connections, up to ten while it prunes, admits and fires schedules, and "
+    "one for each transactional handler that runs: raise the CONNECTION LIMIT of the role or the "
+    "database, or max_connections"
 )
 
 
