@@ -1,7 +1,7 @@
 """Checks of single values that a caller gives: what is wrong with one, and what to give instead."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -114,6 +114,15 @@ def span(least: timedelta) -> Check:
     return duration
 
 
+def span_between(least: timedelta, most: timedelta) -> Check:
+    def duration(value: Any) -> str | None:
+        is_right = isinstance(value, timedelta) and least <= value <= most
+        bounds = f"{least.total_seconds():g} s to {most.days} days"
+        return None if is_right else f"give a timedelta of {bounds}"
+
+    return duration
+
+
 def instance(type: type, instead: str) -> Check:
     return lambda value: None if isinstance(value, type) else f"give {instead}"
 
@@ -134,6 +143,15 @@ def check_queue_or_pattern(name: Any) -> None:
             f"queue {name}: a worker cannot leave a queue out; give the names of the queues that "
             "it is to serve"
         )
+
+
+def queues_to_serve(value: Any) -> str | None:
+    if value and isinstance(value, Sequence | Mapping | Set) and not isinstance(value, str):
+        return None
+    return (
+        "give a list of queue names, e.g. ['default'], or a weight for each queue, e.g. "
+        "{'mail': 3, 'default': 1}"
+    )
 
 
 def queue_name(value: Any) -> str | None:

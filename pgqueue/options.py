@@ -1,7 +1,8 @@
-"""The options of tasks and jobs.
+"""The options of tasks, jobs and workers.
 
-:class:`Options` declares each once: name, type, default, check, whether one enqueue may change it,
-and its line in the reference.
+:class:`Options` and :class:`OptionsOfWorker` declare each once: name, type, default, check, whether
+one enqueue may change it, and its line in the reference.  The command line makes the options of
+``pgqueue worker`` of them.
 """
 
 import difflib
@@ -22,7 +23,9 @@ from pgqueue.checks import (
     Check,
     anything,
     check,
+    check_queue_or_pattern,
     check_start,
+    check_whole,
     instance,
     key,
     node_key,
@@ -30,8 +33,10 @@ from pgqueue.checks import (
     optional,
     parameter_names,
     queue_name,
+    queues_to_serve,
     renames,
     span,
+    span_between,
     start,
     task_names,
     whole,
@@ -42,12 +47,15 @@ from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE
 from pgqueue.rules.limits import Limit
 from pgqueue.rules.retention import Keep, keep_of
 from pgqueue.rules.retry import DEFAULT_RETRY, Retry
+from pgqueue.rules.served_queues import is_pattern
 from pgqueue.rules.unique import OnConflict, Unique, storable_key
 
 MOST_ATTEMPTS = 30_000
 DEFAULT_ON_DUPLICATE = "return"
 LEAST_MEMORY = 2**24
 MOST_MEMORY = 2**50
+MOST_WEIGHT = 1000
+A_YEAR = timedelta(days=365)
 HAS_PROCESS_GROUPS = hasattr(os, "killpg")
 CAN_LIMIT_MEMORY = find_spec("resource") is not None
 BOTH = "task and enqueue"
@@ -99,6 +107,21 @@ class JobOptions(TypedDict, total=False):
     node: int | str | UUID | None
 
 
+class WorkerOptions(TypedDict, total=False):
+    """The options of ``Worker(queue, queues, ...)``, for type checkers.
+    :class:`OptionsOfWorker` describes each.
+    """
+
+    concurrency: int
+    poll_interval: timedelta
+    grace: timedelta
+    age_after: timedelta | None
+    max_jobs_per_child: int
+    ahead: int
+    statistics: bool
+    log_jobs: Literal["info", "debug"] | None
+
+
 def seconds(stored: Any) -> timedelta:
     """Return a timedelta that meta has in seconds."""
     return timedelta(seconds=stored)
@@ -116,9 +139,9 @@ def option(
     """Declare an option.
 
     ``help``: its line in the reference.  ``by_default``: there, a default that its value does not
-    explain.  ``is_for``: "task", "enqueue" or "task and enqueue".  ``from_meta``: the value that
-    one enqueue gives is noted in the meta of its job, and this function makes it of its JSON, such
-    as ``seconds`` a timedelta; None stays None.
+    explain.  ``is_for``: "task", "enqueue", "task and enqueue" or "worker".  ``from_meta``: the
+    value that one enqueue gives is noted in the meta of its job, and this function makes it of its
+    JSON, such as ``seconds`` a timedelta; None stays None.
     """
     about = {
         "check": check,
@@ -394,7 +417,100 @@ class Options:
 
 
 OPTIONS = tuple(each for each in fields(Options) if each.name != "task")
-"""The declarations of all options."""
+"""The declarations of all options of tasks and jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionsOfWorker:
+    """All options of a worker."""
+
+    queues: Sequence[str] | Mapping[str, int] = option(
+        (DEFAULT_QUEUE,),
+        queues_to_serve,
+        "the queues to serve: names, patterns such as `mail.*` or `*`, or a weight for each name",
+        by_default="the queues of its tasks, and `'default'`",
+        is_for="worker",
+    )
+    concurrency: int = option(
+        10, whole(1, 1000), "how many handlers run at once, each in a thread", is_for="worker"
+    )
+    poll_interval: timedelta = option(
+        timedelta(seconds=1),
+        span_between(timedelta(milliseconds=10), A_YEAR),
+        "the longest time that a due job waits if a wake-up is lost",
+        by_default="a second",
+        is_for="worker",
+    )
+    grace: timedelta = option(
+        timedelta(seconds=30),
+        span_between(AT_ONCE, A_YEAR),
+        "how long running handlers may take to end after the worker is stopped",
+        by_default="30 seconds",
+        is_for="worker",
+    )
+    age_after: timedelta | None = option(
+        None,
+        optional(span_between(timedelta(seconds=1), A_YEAR)),
+        "after how long a due job counts as one priority more urgent; after twice as long, as two",
+        by_default="priorities stay",
+        is_for="worker",
+    )
+    max_jobs_per_child: int = option(
+        10_000,
+        whole(1, 1_000_000_000),
+        "after how many jobs a child process of `executor='process'` is replaced",
+        is_for="worker",
+    )
+    ahead: int = option(
+        1000,
+        whole(0, 1000),
+        "how many quick jobs may be claimed before a slot is free for them; with 0, none is",
+        by_default="1000, but no more than run in 20 ms, and a third of it while claims bring "
+        "urgent jobs",
+        is_for="worker",
+    )
+    statistics: bool = option(
+        True,
+        instance(bool, "True or False"),
+        "whether attempts and errors are counted, for `stats` and `failures`",
+        is_for="worker",
+    )
+    log_jobs: Literal["info", "debug"] | None = option(
+        None,
+        optional(one_of("info", "debug")),
+        "the level at which the end of each attempt is logged, `info` or `debug`",
+        by_default="only failures are logged",
+        is_for="worker",
+    )
+
+    @classmethod
+    def checked(
+        cls, queues: Sequence[str] | Mapping[str, int], options: WorkerOptions
+    ) -> "OptionsOfWorker":
+        _refuse_unknown("Worker", options, WorkerOptions)
+        given = cls(queues, **options)
+        for each in OPTIONS_OF_WORKER:
+            check("", each.name, getattr(given, each.name), each.metadata["check"])
+        for name in queues:
+            check_queue_or_pattern(name)
+            if isinstance(queues, Mapping):
+                if is_pattern(name):
+                    raise OptionError(f"queue {name}: give a weight to a queue, not to a pattern")
+                check_whole("", f"the weight of queue {name}", queues[name], 1, MOST_WEIGHT)
+        return given
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names and patterns of the queues."""
+        return tuple(dict.fromkeys(self.queues))
+
+    @property
+    def weights(self) -> Mapping[str, int] | None:
+        return self.queues if isinstance(self.queues, Mapping) else None
+
+
+OPTIONS_OF_WORKER = fields(OptionsOfWorker)
+"""The declarations of all options of workers."""
 
 
 def refuse_unknown_secrets(options: Options, parameters: frozenset[str]) -> None:
@@ -422,13 +538,15 @@ def refuse_wrong_renames(options: Options, parameters: Sequence[str]) -> None:
             )
 
 
-def _refuse_unknown(where: str, options: Mapping[str, Any], known: type, others: type) -> None:
+def _refuse_unknown(
+    where: str, options: Mapping[str, Any], known: type, others: type | None = None
+) -> None:
     for name in options:
         if name not in known.__annotations__:
             hint = f"; known are {', '.join(known.__annotations__)}"
             if name in ELSEWHERE:
                 hint = f"; {ELSEWHERE[name]}"
-            elif name in others.__annotations__:
+            elif others is not None and name in others.__annotations__:
                 hint = _BELONGS_TO[others].format(name=name)
             elif near := difflib.get_close_matches(name, known.__annotations__, n=1):
                 hint = f"; did you mean {near[0]!r}?"

@@ -5,8 +5,17 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from pgqueue import OptionError, PgQueue, TaskDefinitionError, UnknownOption
-from pgqueue.options import ELSEWHERE, OPTIONS, JobOptions, Options, TaskOptions
+from pgqueue import OptionError, PgQueue, TaskDefinitionError, UnknownOption, Worker
+from pgqueue.options import (
+    ELSEWHERE,
+    OPTIONS,
+    OPTIONS_OF_WORKER,
+    JobOptions,
+    Options,
+    OptionsOfWorker,
+    TaskOptions,
+    WorkerOptions,
+)
 
 OF_TASK = Options(task="t", timeout=timedelta(minutes=5))
 
@@ -17,13 +26,20 @@ def test_type_checkers_know_the_declared_options_and_no_others() -> None:
 
     assert TaskOptions.__annotations__.keys() == of_task | {"name"}
     assert JobOptions.__annotations__.keys() == of_enqueue
+    assert WorkerOptions.__annotations__.keys() == {each.name for each in OPTIONS_OF_WORKER} - {
+        "queues"
+    }
 
 
 def test_type_checkers_know_the_declared_types() -> None:
     narrower = {"name", "unique_key", "on_failed", "keep"}
-    declared = get_type_hints(Options)
 
-    for of in (TaskOptions, JobOptions):
+    for of, declarations in (
+        (TaskOptions, Options),
+        (JobOptions, Options),
+        (WorkerOptions, OptionsOfWorker),
+    ):
+        declared = get_type_hints(declarations)
         types = {name: kind for name, kind in get_type_hints(of).items() if name not in narrower}
         assert types == {name: declared[name] for name in types}
 
@@ -48,6 +64,21 @@ def test_an_option_of_another_queue_is_answered_by_what_does_its_work_here(name:
         task(**foreign)(print_nothing)
     with pytest.raises(UnknownOption, match=words):
         plain.options(**foreign)
+
+
+@pytest.mark.parametrize("option", OPTIONS_OF_WORKER, ids=lambda each: each.name)
+def test_every_option_of_a_worker_refuses_what_no_option_takes(option: Field[Any]) -> None:
+    wrong: dict[str, Any] = {option.name: object()}
+
+    with pytest.raises(OptionError, match=rf"^{option.name} is .*; give "):
+        Worker(PgQueue(), **wrong)
+
+
+def test_an_option_that_no_worker_has_is_refused() -> None:
+    misspelt: dict[str, Any] = {"concurency": 3}
+
+    with pytest.raises(UnknownOption, match="no option 'concurency'; did you mean 'concurrency'"):
+        Worker(PgQueue(), **misspelt)
 
 
 def print_nothing() -> None: ...

@@ -13,11 +13,11 @@ from chaos.interleavings.logical_workers import (
 from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import call
 from chaos.scenario import Size, scenario
+from pgqueue.options import OptionsOfWorker
 from pgqueue.repository.claim import ClaimCursor
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import array_of
 from pgqueue.worker.claiming import cursors
-from pgqueue.worker.config import AHEAD
 
 SLOTS = 4
 SOON = 2.0
@@ -62,7 +62,8 @@ def jobs_that_must_not_wait(environment: Environment, size: Size) -> None:
     overtook = sum(place[job] < last_urgent for job in backlog)
     # One claim ahead may bring others beside urgent jobs; each other slot may begin one more.
     environment.expect(
-        overtook < AHEAD + SLOTS, f"{overtook} others have started before the last urgent one"
+        overtook < OptionsOfWorker().ahead + SLOTS,
+        f"{overtook} others have started before the last urgent one",
     )
     before = sum(place[job] < last_rescued for job in backlog)
     environment.expect(

@@ -6,7 +6,7 @@ import re
 
 import griffe
 
-from pgqueue.options import OPTIONS
+from pgqueue.options import OPTIONS, OPTIONS_OF_WORKER
 
 ROLE = re.compile(r":(?:attr|class|exc|func|meth|mod):`~?\.?([^`]+)`")
 
@@ -23,7 +23,7 @@ class Docstrings(griffe.Extension):
 def table_of_options() -> str:
     rows = [
         f"| `{each.name}` | {each.metadata['is_for']} | {each.metadata['help']} | {default} |"
-        for each in OPTIONS
+        for each in (*OPTIONS, *OPTIONS_OF_WORKER)
         for default in [each.metadata["by_default"] or _shown(each.default)]
     ]
     return "\n".join(["| option | for | meaning | default |", "|---|---|---|---|", *rows])

@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from datetime import timedelta
+from typing import Any, Unpack, get_args
 
 import click
 from click.core import ParameterSource
@@ -17,7 +18,7 @@ from click.core import ParameterSource
 from pgqueue import redaction
 from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.nodes import chosen_nodes, nodes_option
-from pgqueue.cli.options import Seconds, on_app
+from pgqueue.cli.options import LONGEST_AGE, Seconds, on_app
 from pgqueue.cli.worker_processes import (
     ProcessGroup,
     end_with_parent,
@@ -28,14 +29,8 @@ from pgqueue.errors import OptionError
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.nodes import Node
+from pgqueue.options import OPTIONS_OF_WORKER, OptionsOfWorker, WorkerOptions
 from pgqueue.worker import Worker
-from pgqueue.worker.config import (
-    AHEAD,
-    MAX_JOBS_PER_CHILD,
-    MOST_AHEAD,
-    MOST_JOBS_PER_CHILD,
-    checked_config,
-)
 from pgqueue.worker.worker import stop_signals
 
 logger = redaction.logger(__name__)
@@ -74,6 +69,27 @@ def as_queues(_ctx: click.Context, _parameter: click.Parameter, queues: tuple[st
     return weights
 
 
+def options_of_worker(command: Any) -> Any:
+    """Give the command the options of a worker, which are checked where they are declared."""
+    for each in reversed(OPTIONS_OF_WORKER):
+        if each.name == "queues":
+            continue
+        flag = "--" + each.name.replace("_", "-")
+        default, kinds = each.default, get_args(each.type) or (each.type,)
+        help = each.metadata["help"].replace("`", "")
+        if bool in kinds:
+            flag = f"{flag}/--no-{flag.removeprefix('--')}"
+        type = {bool: bool, int: int, timedelta: Seconds(most=LONGEST_AGE)}.get(kinds[0])
+        command = click.option(
+            flag,
+            type=type or click.Choice(get_args(kinds[0])),
+            default=default.total_seconds() if isinstance(default, timedelta) else default,
+            show_default=each.metadata["by_default"] or True,
+            help=help[0].upper() + help[1:] + ".",
+        )(command)
+    return command
+
+
 def as_formatter(
     _ctx: click.Context, _parameter: click.Parameter, log_format: str
 ) -> logging.Formatter:
@@ -97,32 +113,7 @@ def as_formatter(
     callback=as_queues,
     help="Queues to serve, also as A*; those of tasks by default.  With weights: A=3,B=1.",
 )
-@click.option(
-    "--concurrency",
-    type=click.IntRange(1, 1000),
-    default=10,
-    show_default=True,
-    help="Jobs at a time.",
-)
-@click.option(
-    "--grace",
-    type=Seconds(),
-    default=30,
-    show_default=True,
-    help="How long running jobs may take to end after SIGTERM.",
-)
-@click.option(
-    "--poll-interval",
-    type=Seconds(0.01),
-    default=1,
-    show_default=True,
-    help="The longest a job waits when a wake-up is lost.",
-)
-@click.option(
-    "--log-jobs",
-    type=click.Choice(["info", "debug"]),
-    help="Log the end of each attempt, at this level.",
-)
+@options_of_worker
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
@@ -130,32 +121,6 @@ def as_formatter(
     callback=as_formatter,
     show_default=True,
     help="How log lines are written; json needs the extra json.",
-)
-@click.option(
-    "--age-after",
-    type=Seconds(),
-    help="A job that has waited so long counts as one priority more urgent, twice as long as two.",
-)
-@click.option(
-    "--max-jobs-per-child",
-    type=click.IntRange(1, MOST_JOBS_PER_CHILD),
-    metavar="JOBS",
-    default=MAX_JOBS_PER_CHILD,
-    show_default=True,
-    help="Jobs after which a child process of executor='process' is replaced.",
-)
-@click.option(
-    "--ahead",
-    type=click.IntRange(0, MOST_AHEAD),
-    metavar="JOBS",
-    default=AHEAD,
-    show_default=True,
-    help="Quick jobs to claim before a slot is free for them; 0 claims for free slots only.",
-)
-@click.option(
-    "--statistics/--no-statistics",
-    default=True,
-    help="Whether to count attempts and errors, for `stats` and `failures`.",
 )
 @click.option("--until-empty", is_flag=True, help="Stop when no job is due or running.")
 @click.option(
@@ -190,7 +155,7 @@ def worker(
     log_format: logging.Formatter,
     metrics_port: int | None,
     metrics_host: str,
-    **options: Any,
+    **options: Unpack[WorkerOptions],
 ) -> None:
     """Run jobs until SIGTERM or Ctrl-C; a second signal ends the grace period.
 
@@ -209,7 +174,7 @@ def worker(
     if given.queue is None:
         given.named_application()
     try:
-        checked_config(queues or [DEFAULT_QUEUE], **options)
+        OptionsOfWorker.checked(queues or [DEFAULT_QUEUE], options)
     except OptionError as error:
         raise click.UsageError(str(error)) from error
     if is_under_parent():
@@ -262,7 +227,7 @@ def work(
     until_empty: bool,
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
-    **options: Any,
+    **options: Unpack[WorkerOptions],
 ) -> None:
     """Run a worker to its end, then end the process."""
     if not queue.tasks:

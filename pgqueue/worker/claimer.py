@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from pgqueue import redaction
 from pgqueue.database.opening import READ_COMMITTED
 from pgqueue.database.settings import CLAIMING, SCHEDULING
+from pgqueue.options import OptionsOfWorker
 from pgqueue.outcomes import Released
 from pgqueue.repository.claim import Claim, ClaimCursor, Claimed, Upcoming
 from pgqueue.repository.settle import Attempts
@@ -27,7 +28,6 @@ from pgqueue.worker.claiming.cursors import LATEST_SWEEP, ClaimCursors
 from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.claiming.prefetch import STALE, Prefetch
 from pgqueue.worker.claiming.shares import Shares
-from pgqueue.worker.config import WorkerConfig
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.batches import BatchEnds
 from pgqueue.worker.loop import Loop
@@ -72,7 +72,7 @@ class Claimer(Loop):
     def __init__(
         self,
         runtime: WorkerRuntime,
-        config: WorkerConfig,
+        config: OptionsOfWorker,
         slots: Sequence[Slot],
         admitter: Admitter,
         *,
@@ -96,7 +96,7 @@ class Claimer(Loop):
         self._admitter = admitter
         self._until_empty = until_empty
         self._slots = slots
-        self._has_patterns = any(map(is_pattern, config.queues))
+        self._has_patterns = any(map(is_pattern, config.names))
         self._next_queues_at = float("-inf")
         """When an idle worker looks again for queues that fit a pattern."""
         self._has_skipped_look = False
@@ -109,11 +109,11 @@ class Claimer(Loop):
         self._tasks = runtime.task_names
         """The tasks whose messages the last claim was to take."""
         self._isolation = CrashIsolation(runtime.ledger.in_flight, self._cursors)
-        self._prefetch = Prefetch(slots=config.slots, most=config.ahead)
+        self._prefetch = Prefetch(slots=config.concurrency, most=config.ahead)
         self._generation = 0
         """The number of the connection that the last step used."""
         self._reconciled_at = float("-inf")
-        self._election_lock = lock_key("sweeper " + " ".join(sorted(config.queues)))
+        self._election_lock = lock_key("sweeper " + " ".join(sorted(config.names)))
         self._is_elected, self._election_at = False, float("-inf")
         """Whether this worker sweeps for all workers of its queues, and when it last asked."""
         self._batches = BatchEnds(notify=listens)

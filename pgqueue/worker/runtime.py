@@ -10,6 +10,7 @@ from pgqueue.database.opening import READ_COMMITTED
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.job_queue import PgQueue
 from pgqueue.middleware import around_async_handlers, around_handlers, layers_of
+from pgqueue.options import OptionsOfWorker
 from pgqueue.outcomes import Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.tables import array_of
@@ -17,10 +18,9 @@ from pgqueue.tasks.pauses import open_tasks
 from pgqueue.worker.attempt_counts import AttemptCounts
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import JobBuffer
-from pgqueue.worker.config import WorkerConfig
 from pgqueue.worker.event_loop import EventLoop
 from pgqueue.worker.heartbeat import WorkerIdentity
-from pgqueue.worker.job_log import job_log
+from pgqueue.worker.job_log import LogJobs, job_log
 from pgqueue.worker.ledger import Ledger
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes.pool import ProcessPool
@@ -35,7 +35,7 @@ class WorkerRuntime:
     def __init__(
         self,
         queue: PgQueue,
-        config: WorkerConfig,
+        config: OptionsOfWorker,
         engine: Engine,
         *,
         stopping: Event,
@@ -49,7 +49,7 @@ class WorkerRuntime:
         self.task_names = array_of(sorted(self.tasks))
         """The names of all tasks, as the array parameter of a statement."""
         self.identity = WorkerIdentity(
-            queues=config.queues, slots=config.slots, version=queue.version
+            queues=config.names, slots=config.concurrency, version=queue.version
         )
         self.stopping = stopping
         self.outage = Outage()
@@ -78,7 +78,7 @@ class WorkerRuntime:
         """Whether some jobs are deleted when they succeed; otherwise no settle asks which."""
         callbacks = [*queue.attempt_callbacks]
         if config.log_jobs is not None:
-            callbacks.append(job_log(config.log_jobs))
+            callbacks.append(job_log(LogJobs(config.log_jobs)))
         self.events = AttemptEvents(callbacks, self.clock) if callbacks else None
         """Tells the application how attempts end, if it asks for that."""
         if self.events is not None:

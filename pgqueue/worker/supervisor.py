@@ -19,12 +19,12 @@ from pgqueue.errors import TooManyStuck, WorkerBroken
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import log_fields
 from pgqueue.job_queue import PgQueue
+from pgqueue.options import OptionsOfWorker
 from pgqueue.outcomes import Interrupted, Outcome, Released
 from pgqueue.repository.rescue import Rescued
 from pgqueue.tasks.pauses import under_all_names
 from pgqueue.worker import timeouts
 from pgqueue.worker.claimer import Claimer
-from pgqueue.worker.config import WorkerConfig
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.batches import BatchEnder
@@ -69,7 +69,7 @@ class Supervisor:
     def __init__(
         self,
         queue: PgQueue,
-        config: WorkerConfig,
+        config: OptionsOfWorker,
         *,
         stopping: Event,
         until_empty: bool,
@@ -95,7 +95,7 @@ class Supervisor:
         _warn_of_small_pool(runtime)
         warn_of_unheard_listeners(queue.engine, self._engine)
 
-        self._slots = [Slot(runtime) for _ in range(config.slots)]
+        self._slots = [Slot(runtime) for _ in range(config.concurrency)]
         self._admitter = Admitter(
             self._engine,
             AdmissionRounds(
@@ -103,7 +103,7 @@ class Supervisor:
                 lambda: under_all_names(runtime.tasks, identity.paused),
                 lambda: runtime.open_tasks,
                 notify=queue.notify,
-                most_ready=config.slots,
+                most_ready=config.concurrency,
             ),
             outage,
             limited=queue.limited,
@@ -257,7 +257,7 @@ class Supervisor:
                 self._check_threads()
                 if is_over():
                     return
-        logger.info("serving %s", ", ".join(self._config.queues))
+        logger.info("serving %s", ", ".join(self._config.names))
         if self._admitter.is_in_use:  # after the rescuer: it must not admit jobs of paused tasks
             self._runtime.ledger.on_settled = self._admitter.settled
             self._admitter.start()
@@ -327,7 +327,7 @@ class Supervisor:
 
     def _has_too_many_stuck(self) -> bool:
         self._stuck = [slot for slot in self._stuck if slot.is_alive()]
-        return len(self._stuck) >= self._config.slots
+        return len(self._stuck) >= self._config.concurrency
 
     def _settle_for_threads(self, ended: Sequence[tuple[RunningAttempt, Outcome]]) -> None:
         """Settle attempts whose threads still run, and end their transactions from this thread."""

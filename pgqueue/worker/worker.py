@@ -11,18 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event
-from typing import Any
+from typing import Any, Unpack
 
 from sqlalchemy.orm import configure_mappers
 
 from pgqueue import redaction
+from pgqueue.checks import AT_ONCE, check, span
 from pgqueue.errors import AttemptFailed, OptionError, PgQueueError, UsedAcrossFork, WorkerBroken
 from pgqueue.events import AttemptOutcome, attempt_outcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DEFAULT_QUEUE
+from pgqueue.options import OptionsOfWorker, WorkerOptions
 from pgqueue.repository.listing import Listing
 from pgqueue.rules.served_queues import is_pattern
-from pgqueue.worker.config import AHEAD, MAX_JOBS_PER_CHILD, checked_ahead, checked_config
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.inline_attempt import InlineAttempt
 from pgqueue.worker.inline_worker import InlineWorker
@@ -47,33 +48,25 @@ def stop_signals() -> list[signal.Signals]:
 class Worker:
     """Runs the jobs of some queues until it is stopped.
 
-    ``queues`` are the names to serve (default: all queues of registered tasks); ``"*"`` serves all
-    queues, and ``"mail.*"`` all whose names begin with ``mail.``.  Or they are weights by name:
-    with ``{"mail": 3, "reports": 1}`` three of four jobs are of the queue ``mail`` while both have
-    jobs.  With ``age_after``, a due job counts as one priority more urgent for each such period
-    that it has waited.  ``concurrency`` handlers run at once, each in a thread.
-    ``poll_interval`` is the longest a due job waits if a wake-up is lost; ``grace`` is how long
-    running handlers may take to end after the worker is stopped.  ``log_jobs`` logs the end of
-    each attempt, at the level ``"info"`` or ``"debug"``.  After ``max_jobs_per_child`` jobs
-    a child process is replaced, for handlers with ``executor="process"`` that leak memory.
-    ``ahead`` is how many quick jobs may be claimed before a slot is free for them; with 0, none is.
-    With ``statistics=False`` the worker does not count its attempts in :class:`TaskMinute` and
-    :class:`ErrorGroup`.
+    Args:
+        queue: The queue whose tasks it runs.
+        queues: The names of the queues to serve, by default all queues of registered tasks;
+            ``"*"`` serves all queues, and ``"mail.*"`` all whose names begin with ``mail.``.  Or
+            weights by name: with ``{"mail": 3, "reports": 1}`` three of four jobs are of the queue
+            ``mail`` while both have jobs.
+        **options: ``concurrency``, ``poll_interval``, ``grace`` and others.
+            :class:`pgqueue.options.OptionsOfWorker` declares each, with its default.
+
+    Raises:
+        OptionError: An option has a wrong value.
+        UnknownOption: There is no such option.
     """
 
     def __init__(
         self,
         queue: PgQueue,
         queues: Sequence[str] | Mapping[str, int] | None = None,
-        *,
-        concurrency: int = 10,
-        poll_interval: timedelta = timedelta(seconds=1),
-        grace: timedelta = timedelta(seconds=30),
-        log_jobs: str | None = None,
-        age_after: timedelta | None = None,
-        max_jobs_per_child: int = MAX_JOBS_PER_CHILD,
-        ahead: int = AHEAD,
-        statistics: bool = True,
+        **options: Unpack[WorkerOptions],
     ) -> None:
         if not isinstance(queue, PgQueue):
             raise OptionError(
@@ -83,18 +76,8 @@ class Worker:
         if queues is None:
             queues = sorted(named | {DEFAULT_QUEUE})
         self._queue = queue
-        self._config = checked_config(
-            queues,
-            concurrency,
-            poll_interval,
-            grace,
-            log_jobs,
-            age_after,
-            max_jobs_per_child,
-            ahead,
-            statistics,
-        )
-        given = {queue for queue in self._config.queues if not is_pattern(queue)}
+        self._config = OptionsOfWorker.checked(queues, options)
+        given = {queue for queue in self._config.names if not is_pattern(queue)}
         for name in sorted(given - named - {DEFAULT_QUEUE}):
             logger.warning(
                 "queue %r: no task of this application uses it; is the name misspelt?", name
@@ -144,7 +127,8 @@ class Worker:
         transaction of the connection, one after the other, without ``timeout``.
         """
         self._check_process()
-        seconds = checked_ahead(ahead)
+        check("run_until_empty: ", "ahead", ahead, span(AT_ONCE))
+        seconds = ahead.total_seconds()
         counts: Counter[str] = Counter()
         if (connection := self._queue.connection) is not None:
 
@@ -152,7 +136,7 @@ class Worker:
                 outcome = attempt.outcome
                 counts[STALE if outcome is None else attempt_outcome(outcome)] += 1
 
-            worker = InlineWorker(self._queue, connection, self._config.queues)
+            worker = InlineWorker(self._queue, connection, self._config.names)
             worker.run_until_empty(count, ahead=seconds, raise_errors=raise_errors)
             return dict(counts)
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -161,7 +145,7 @@ class Worker:
         def drain() -> None:
             counts.update(self._work(until_empty=True, deadline=deadline, errors=errors))
 
-        drain_ahead(self._queue, self._config.queues, drain, ahead=seconds, deadline=deadline)
+        drain_ahead(self._queue, self._config.names, drain, ahead=seconds, deadline=deadline)
         counts.pop(AttemptOutcome.RELEASED, None)  # claimed ahead and given back, not started
         return dict(counts)
 

@@ -7,7 +7,7 @@ from documents import ROOT
 
 import pgqueue
 from pgqueue import tables
-from pgqueue.options import OPTIONS
+from pgqueue.options import OPTIONS, OPTIONS_OF_WORKER
 
 PAGES = ROOT / "docs" / "reference"
 
@@ -35,4 +35,5 @@ def test_the_site_builds_without_warnings_and_all_its_links_have_targets() -> No
 
     assert built.returncode == 0, built.stdout + built.stderr
     options = (ROOT / "build" / "site" / "reference" / "options" / "index.html").read_text("utf-8")
-    assert [each.name for each in OPTIONS if f"<code>{each.name}</code>" not in options] == []
+    names = [each.name for each in (*OPTIONS, *OPTIONS_OF_WORKER)]
+    assert [name for name in names if f"<code>{name}</code>" not in options] == []

@@ -19,12 +19,12 @@ from chaos.interleavings.logical_workers import (
 )
 from chaos.workers import PATIENCE
 from pgqueue import PgQueue
+from pgqueue.options import OptionsOfWorker
 from pgqueue.repository.claim import ClaimCursor
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import array_of
 from pgqueue.worker import Worker
 from pgqueue.worker.claiming.cursors import START
-from pgqueue.worker.config import AHEAD
 
 SLOTS = 4
 BACKLOG = 3000
@@ -71,7 +71,7 @@ def test_urgent_jobs_of_one_attempt_wait_for_no_more_than_one_claim_ahead(engine
 
     starts.run()
 
-    assert starts.before_middle("urgent") < AHEAD + SLOTS
+    assert starts.before_middle("urgent") < OptionsOfWorker().ahead + SLOTS
 
 
 def test_jobs_of_one_attempt_do_not_wait_for_a_backlog_of_their_priority(engine: Engine) -> None:

@@ -186,12 +186,18 @@ def _in_a_child(say: Callable[[], str]) -> str:
         ({"queues": {}}, "or a weight for each queue"),
         ({"queues": [("mail", 3)]}, "a queue name has 1 to 64"),
         ({"queues": ["*", "-mail"]}, "queue -mail: a worker cannot leave a queue out"),
-        ({"poll_interval": timedelta(0)}, "0.01 seconds or more"),
+        (
+            {"poll_interval": timedelta(0)},
+            "give a timedelta of 0.01 s to 365 days",
+        ),
         ({"max_jobs_per_child": 0}, "max_jobs_per_child is 0; give a whole number from 1"),
         ({"ahead": 1001}, "ahead is 1001; give a whole number from 0 to 1000"),
-        ({"age_after": 600}, "age_after is 600; give a timedelta of 1 second to 365 days, or None"),
-        ({"age_after": timedelta(milliseconds=999)}, "give a timedelta of 1 second"),
-        ({"age_after": timedelta(days=366)}, "give a timedelta of 1 second"),
+        (
+            {"age_after": 600},
+            "age_after is 600; give a timedelta of 1 s to 365 days, or None",
+        ),
+        ({"age_after": timedelta(milliseconds=999)}, "give a timedelta of 1 s to 365"),
+        ({"age_after": timedelta(days=366)}, "give a timedelta of 1 s to 365"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -19,12 +19,12 @@ from pgqueue import Job, PgQueue, Worker
 from pgqueue.database.autocommit import autocommitting
 from pgqueue.database.opening import worker_engine
 from pgqueue.handler.outcome import after_error
+from pgqueue.options import OptionsOfWorker
 from pgqueue.outcomes import Retried, Succeeded
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.workers import Workers
 from pgqueue.worker import unknown_commits
-from pgqueue.worker.config import checked_config
 from pgqueue.worker.pool_transaction import PoolTransaction
 from pgqueue.worker.rows import MOST_NAMED
 from pgqueue.worker.runtime import WorkerRuntime
@@ -38,7 +38,7 @@ DIGITS = [1] * 500_000
 @contextmanager
 def crew_on(engine: Engine) -> Iterator[WorkerRuntime]:
     """What the threads of a worker share, and none of the threads."""
-    plan = checked_config(["default"], 1, timedelta(1), timedelta(1))
+    plan = OptionsOfWorker(concurrency=1, poll_interval=timedelta(1), grace=timedelta(1))
     queue = PgQueue(engine)
     queue.task(name="tests.task")(lambda: None)
     shared = WorkerRuntime(queue, plan, worker_engine(engine), stopping=threading.Event())

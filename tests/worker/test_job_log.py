@@ -3,6 +3,7 @@
 import logging
 from datetime import timedelta
 from threading import Event
+from typing import Literal
 
 import pytest
 from sqlalchemy import Engine, text
@@ -21,7 +22,7 @@ def queue(engine: Engine, caplog: pytest.LogCaptureFixture) -> PgQueue:
     return PgQueue(engine)
 
 
-def run(queue: PgQueue, log_jobs: str | None = None) -> None:
+def run(queue: PgQueue, log_jobs: Literal["info", "debug"] | None = None) -> None:
     Worker(queue, concurrency=3, log_jobs=log_jobs).run_until_empty(timeout=PATIENCE)
 
 
