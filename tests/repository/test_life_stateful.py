@@ -81,6 +81,11 @@ class JobModel:
     starts: int = 0
     completions: int = 0
 
+    @property
+    def holds_key(self) -> bool:
+        """A job that is asked to stop gives up its key: it can only end as cancelled."""
+        return self.outcome is None and not self.cancel_requested
+
     def begin_again(self) -> None:
         self.outcome, self.lease, self.cancel_requested = None, None, False
         self.has_leftovers = False
@@ -387,7 +392,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def a_unique_key_has_one_unfinished_holder(self) -> None:
-        keys = Counter(job.key for job in self.jobs.values() if job.key and job.outcome is None)
+        keys = Counter(job.key for job in self.jobs.values() if job.key and job.holds_key)
         assert all(count == 1 for count in keys.values())
 
     def teardown(self) -> None:
@@ -455,7 +460,7 @@ class Life(RuleBasedStateMachine):
 
     def _holder_of(self, key: str | None) -> JobModel | None:
         of_key = (job for job in self.jobs.values() if key and job.key == key)
-        return next((job for job in of_key if job.outcome is None), None)
+        return next((job for job in of_key if job.holds_key), None)
 
     def _is_current(self, actor: Actor, claimed: Claimed) -> bool:
         job = self.jobs.get(claimed.job_id)
