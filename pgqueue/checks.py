@@ -28,7 +28,15 @@ LONGEST_SHOWN = 60
 def check(where: str, name: str, value: Any, rule: Check) -> None:
     """Raise OptionError if a value breaks a rule."""
     if (instead := rule(value)) is not None:
-        raise OptionError(f"{where}{name} is {value!r}; {instead}")
+        raise OptionError(f"{where}{name} is {quoted(value)}; {instead}")
+
+
+def quoted(value: Any) -> str:
+    """The repr of a value for an error; of its type, if that raises or Python refuses it."""
+    try:
+        return repr(value)
+    except Exception:  # the application's code, or an int of more digits than Python writes
+        return f"a {type(value).__name__}"
 
 
 def check_queue_name(queue: Any, where: str = "") -> None:
@@ -79,7 +87,7 @@ def check_text(where: str, name: str, value: Any) -> None:
 def shown(name: Any) -> str:
     """A name for an error: as it is, or the beginning of its repr if it is long or no name."""
     is_name = isinstance(name, str) and len(name) <= LONGEST_SHOWN and name.isprintable() and name
-    return name if is_name else repr(name)[:LONGEST_SHOWN]
+    return name if is_name else quoted(name)[:LONGEST_SHOWN]
 
 
 def anything(value: Any) -> str | None:
@@ -218,5 +226,5 @@ def checked_id(id: Any, of: str = "job") -> int:
             f"a {of}'s id is needed here, not {type(id).__name__}: give {of}.id, a whole number"
         )
     if not -BIGINT <= id < BIGINT:
-        raise ArgumentsError(f"{id} is too large for a {of}'s id: give {of}.id")
+        raise ArgumentsError(f"{quoted(id)} is too large for a {of}'s id: give {of}.id")
     return id

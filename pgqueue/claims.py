@@ -12,28 +12,26 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
-from uuid import UUID
 
-from sqlalchemy import Connection, Engine, event, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Connection, event, select
 from sqlalchemy.orm import Session
 
 from pgqueue import redaction
 from pgqueue.context import JobContext
 from pgqueue.database import async_sessions
-from pgqueue.database.autocommit import autocommitting, refuse_autocommit
+from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
 from pgqueue.errors import PayloadError, PgQueueError
 from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome, attempt_outcome
 from pgqueue.handler.ended import event_of, log_job_failure, since_due
-from pgqueue.handler.outcome import after_error, obstacle, outcome_of, unreadable
+from pgqueue.handler.outcome import after_error, log_final_failure, obstacle, outcome_of, unreadable
 from pgqueue.handler.transaction import CancelWins, Stale, settle_in_transaction
 from pgqueue.meta import read_meta
 from pgqueue.middleware import around_async_handlers, around_handlers
 from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
 from pgqueue.repository.claim import ClaimCursor, Claimed
 from pgqueue.repository.settle import Attempts
-from pgqueue.repository.tables import notify
+from pgqueue.repository.tables import CRASHED, notify
 from pgqueue.repository.workers import Workers
 from pgqueue.rules.retention import Retention
 from pgqueue.tasks import Task
@@ -186,7 +184,7 @@ class OpenClaim:
         connection = joined(session, WHERE)
         refuse_autocommit(connection, WHERE, instead="a claim needs a transaction")
         with translated_errors():
-            attempts = Attempts(connection, worker_id := uuid.uuid4())
+            attempts = Attempts(connection, uuid.uuid4())
             found = self._next(session, connection, attempts)
         if found is None:
             yield None
@@ -201,6 +199,7 @@ class OpenClaim:
             return session.get_transaction(), connection.get_transaction()
 
         at_start = transactions()
+        session.info[OPEN] = session.info.get(OPEN, 0) + 1
         try:
             with session.begin_nested():
                 yield job
@@ -212,14 +211,12 @@ class OpenClaim:
                 job_outcome = settle_in_transaction(attempts, claimed, outcome, is_kept=is_kept)
         except Exception as error:
             if transactions() != at_start:
-                ended = PgQueueError(
+                raise PgQueueError(
                     f"{WHERE}: the transaction has ended inside of the `with` block, so job "
-                    f"{job.job_id} was not settled with it; commit after the block.  If it was "
-                    "committed, this attempt has failed, and the job is tried again"
-                )
-                outcome = after_error(job.task, claimed, ended)
-                _settle_alone(connection.engine, worker_id, claimed, outcome)
-                raise ended from error
+                    f"{job.job_id} was not settled; commit after the block.  If it was committed, "
+                    "a worker, or a claim that finds nothing else to run, records the attempt as "
+                    "crashed and runs the job again"
+                ) from error
             if connection.invalidated:
                 raise  # the server has undone all, and the job is free again
             is_cancelled = isinstance(error, CancelWins | Stale)
@@ -232,6 +229,8 @@ class OpenClaim:
             with suppress(Exception):
                 attempts.settle([(claimed, Released())])
             raise
+        finally:
+            session.info[OPEN] -= 1
         ran = timedelta(seconds=time.monotonic() - began)
         self._ended(session, connection, claimed, outcome, job_outcome, waited=waited, ran=ran)
         job.outcome = attempt_outcome(outcome, job_outcome)
@@ -246,6 +245,7 @@ class OpenClaim:
         them the caller is to commit: what is undone would never get less.
         """
         ended, until = 0, time.monotonic() + LONGEST_ENDING
+        has_rescued = False
         paused = Workers(connection).paused()
         tasks = open_tasks(self._tasks, paused)
         queues = [queue for queue in self._queues if queue not in paused.queues]
@@ -256,7 +256,9 @@ class OpenClaim:
                 return None
             claim = attempts.claim(pairs, tasks=tasks, limit=1, registered=False)
             if not claim.taken:
-                return None
+                if has_rescued or not self._rescued(session, connection):
+                    return None
+                has_rescued = True
             for claimed in claim.rows:
                 task, waited = self._tasks[claimed.task], since_due(claimed, claim.read_at)
                 outcome: Outcome | None
@@ -272,6 +274,18 @@ class OpenClaim:
                 for job_outcome in attempts.settle([(claimed, outcome)]).values():
                     self._ended(session, connection, claimed, outcome, job_outcome)
                 ended += 1
+
+    def _rescued(self, session: Session, connection: Connection) -> bool:
+        """Rescue the jobs of claims that were committed before their end, and of dead workers:
+        where no worker runs, nobody else does.  Returns whether there were any.
+
+        Not inside of the block of another claim, whose lease would look like one of these.
+        """
+        found = [] if session.info.get(OPEN) else Workers(connection).rescue()
+        for attempt in found:
+            if attempt.outcome == AttemptOutcome.FAILED:
+                log_final_failure(attempt, CRASHED)
+        return bool(found)
 
     def _ended(
         self,
@@ -296,15 +310,8 @@ class OpenClaim:
             _tell_after_commit(session, self._callbacks, ended)
 
 
-def _settle_alone(engine: Engine, worker_id: UUID, claimed: Claimed, outcome: Outcome) -> None:
-    """Settle an attempt whose lease the block has committed, in a transaction of its own.
-
-    No worker may run that would rescue it.  If the block has rolled back, there is no lease.
-    """
-    with suppress(SQLAlchemyError), autocommitting(engine) as connection:
-        Attempts(connection, worker_id).settle([(claimed, outcome)])
-
-
+OPEN = "pgqueue_open_claims"
+"""The key, in the ``info`` of a Session, of how many blocks are open."""
 ENDED = "pgqueue_ended_attempts"
 """The key, in the ``info`` of a Session, of what to tell after its COMMIT."""
 

@@ -1,8 +1,24 @@
 """Every exception that a caller may catch.  All derive from :class:`PgQueueError`."""
 
+FIRST, LAST = 1500, 500
+"""Characters of a message that are kept of its beginning and its end, if it is longer."""
+
 
 class PgQueueError(Exception):
-    """Base class of the errors that pgqueue raises.  The message says what to do next."""
+    """Base class of the errors that pgqueue raises.  The message says what to do next.
+
+    A message may quote what somebody has given, of any length: its middle is left out.
+    """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*map(_shortened, arguments))
+
+
+def _shortened(message: object) -> object:
+    if not isinstance(message, str) or len(message) <= FIRST + LAST:
+        return message
+    left_out = len(message) - FIRST - LAST
+    return f"{message[:FIRST]} [... {left_out:,} characters ...] {message[-LAST:]}"
 
 
 class TaskDefinitionError(PgQueueError, TypeError):

@@ -4,8 +4,16 @@ from datetime import timedelta
 from typing import Any, get_type_hints
 
 import pytest
+from sqlalchemy.orm import Session
 
-from pgqueue import OptionError, PgQueue, TaskDefinitionError, UnknownOption, Worker
+from pgqueue import (
+    OptionError,
+    PgQueue,
+    PgQueueError,
+    TaskDefinitionError,
+    UnknownOption,
+    Worker,
+)
 from pgqueue.options import (
     ELSEWHERE,
     OPTIONS,
@@ -79,6 +87,30 @@ def test_an_option_that_no_worker_has_is_refused() -> None:
 
     with pytest.raises(UnknownOption, match="no option 'concurency'; did you mean 'concurrency'"):
         Worker(PgQueue(), **misspelt)
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise LookupError("no words")
+
+
+@pytest.mark.parametrize(
+    "value", [Unspeakable(), "x" * 10**6, 10**6000], ids=["no repr", "long", "many digits"]
+)
+def test_a_refusal_shows_any_value_within_bounds(value: Any) -> None:
+    queue = PgQueue()
+    task = queue.task(print_nothing)
+    for refused in (
+        lambda: task.options(priority=value),
+        lambda: task.options(queue=value),
+        lambda: Worker(queue, concurrency=value),
+        lambda: Worker(queue, [value]),
+        lambda: queue.cancel(Session(), value),
+        lambda: queue.pause(Session(), value),
+    ):
+        with pytest.raises(PgQueueError) as refusal:
+            refused()
+        assert len(str(refusal.value)) < 2100
 
 
 def print_nothing() -> None: ...
