@@ -63,10 +63,11 @@ def settles_are_not_repeated(patch: Patch) -> None:
 
 @mutation
 def unknown_commits_count(patch: Patch) -> None:
-    """A COMMIT without an answer is taken for carried out; nobody looks at the rows."""
+    """A COMMIT without an answer is taken for carried out; the server is not asked."""
+    from pgqueue.repository.fate import Fate
     from pgqueue.worker import pool_transaction
 
-    patch.set(pool_transaction, "was_committed", lambda *_, **__: True)
+    patch.set(pool_transaction, "fate_of", lambda *_, **__: Fate.COMMITTED)
 
 
 @scenario(

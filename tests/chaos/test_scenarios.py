@@ -12,6 +12,7 @@ from sqlalchemy import text
 from chaos import scenario
 from chaos.environment import Environment
 from chaos.mutations import load as load_plants
+from chaos.mutations import mutated
 from chaos.running import SETTINGS, play
 from chaos.scenario import Scenario, Server, Size
 from pgqueue import PgQueue
@@ -140,3 +141,9 @@ def test_every_planted_bug_has_a_scenario() -> None:
 
     assert set(load_plants()) == caught
     assert all(one.mutated for one in SCENARIOS.values())
+
+
+@pytest.mark.parametrize("bug", sorted(load_plants()))
+def test_each_planted_bug_finds_what_it_replaces(bug: str) -> None:
+    with mutated(bug):
+        pass
