@@ -3,18 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, MetaData
 from sqlalchemy.schema import CreateIndex
 
 from pgqueue.models.base import SCHEMA, Base
 
-OPTIONS = {
-    "include_schemas": True,
-    "include_name": lambda name, type_, _: type_ != "schema" or name == SCHEMA,
-    "version_table_schema": SCHEMA,
-    "compare_type": True,
-    "compare_server_default": True,
-}
+OPTIONS = {"compare_type": True, "compare_server_default": True}
 
 
 def differences(connection: Connection) -> list[str]:
@@ -27,9 +21,18 @@ def differences(connection: Connection) -> list[str]:
 
     # With it on, SQLAlchemy does not recognize the types of columns, which the server quotes.
     connection.exec_driver_sql("SET LOCAL quote_all_identifiers = off")
+    # SQLAlchemy 2.0 lists no schema whose name begins with "pg", but every table of the path.
+    connection.exec_driver_sql(f"SET LOCAL search_path = {SCHEMA}")
     context = MigrationContext.configure(connection, opts=OPTIONS)
-    found: list[Any] = compare_metadata(context, Base.metadata)
+    found: list[Any] = compare_metadata(context, _without_schema())
     return list(_in_words(found, connection))
+
+
+def _without_schema() -> MetaData:
+    tables = MetaData(naming_convention=Base.metadata.naming_convention)
+    for table in Base.metadata.sorted_tables:
+        table.to_metadata(tables, schema=None)
+    return tables
 
 
 def _in_words(found: list[Any], connection: Connection) -> Iterator[str]:
@@ -38,7 +41,13 @@ def _in_words(found: list[Any], connection: Connection) -> Iterator[str]:
             case ("remove_index", *_):
                 pass
             case ("add_index", index):
-                command = str(CreateIndex(index).compile(dialect=connection.dialect))
+                command = str(
+                    CreateIndex(index).compile(
+                        dialect=connection.dialect,
+                        schema_translate_map={None: SCHEMA},
+                        render_schema_translate=True,
+                    )
+                )
                 yield (
                     f"index {index.name} of {SCHEMA}.{index.table.name} is missing; as the owner "
                     f"of the tables run {' '.join(command.split())}"
