@@ -31,7 +31,7 @@ def differences(connection: Connection) -> list[str]:
 def _without_schema() -> MetaData:
     tables = MetaData(naming_convention=Base.metadata.naming_convention)
     for table in Base.metadata.sorted_tables:
-        table.to_metadata(tables, schema=None)
+        table.to_metadata(tables, schema=None)  # type: ignore[arg-type] # documented as none
     return tables
 
 
