@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import click
 import psycopg
 
 from benchmarks import report
+from benchmarks.against import compare
 from benchmarks.arena import Spoiled
 from benchmarks.case import CASES, Bench, Case
 from benchmarks.contests import playing
@@ -44,6 +46,12 @@ WAL_FILES = 128
     help="A server of your own: databases are made and dropped, autovacuum is off for `idle`.",
 )
 @click.option("--write", is_flag=True, help="Put the report and the charts into docs/explanation.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures for a program.")
+@click.option(
+    "--against",
+    metavar="REV",
+    help="Measure this tree and that of another commit, in turns; needs --only.",
+)
 @click.pass_context
 def main(
     context: click.Context,
@@ -54,11 +62,19 @@ def main(
     alone: bool,
     url: str | None,
     write: bool,
+    as_json: bool,
+    against: str | None,
 ) -> None:
     """Run the cases, one after the other, on one PostgreSQL."""
     if context.invoked_subcommand is not None:
         return
     chosen = _chosen(only)
+    if against is not None:
+        if not only:
+            raise click.UsageError("--against needs --only NAME; see `list`")
+        with server_for(url, aged=size != "smoke") as server:
+            are_measured = compare(against, only, size=size, turns=turns or 20, url=server)
+        raise SystemExit(not are_measured)
     results: list[report.Result] = []
     with ExitStack() as made:
         folder = made.enter_context(TemporaryDirectory(prefix="pgqueue-benchmarks-"))
@@ -69,8 +85,11 @@ def main(
         with ThreadPoolExecutor(2 if size == "smoke" else 1) as side_by_side:
             for result in side_by_side.map(lambda one: _run(bench, one, size, turns), chosen):
                 results.append(result)
-                report.show(result)
+                if not as_json:
+                    report.show(result)
         about = report.about(bench, size)
+    if as_json:
+        click.echo(json.dumps([report.as_data(result) for result in results]))
     report.show_missing(bench.missing)
     if write:
         report.write(results, about)

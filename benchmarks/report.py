@@ -7,6 +7,7 @@ import platform
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import click
 import psycopg
@@ -65,6 +66,16 @@ def about(bench: Bench, size: str) -> About:
     beside = (GRAPHILE, PGQUEUER, PQ) if bench.with_peers else ()
     systems = [one.versioned_name for one in (PGQUEUE, *beside) if one.is_installed]
     return About(machine, server, size, tuple(systems), tuple(bench.missing))
+
+
+def as_data(result: Result) -> dict[str, Any]:
+    """The figures of a case, for a program."""
+    series = [] if result.finding is None else result.finding.series
+    return {
+        "case": result.case.name,
+        "series": [{"name": one.name, "values": one.values, "unit": one.unit} for one in series],
+        "failure": result.failure,
+    }
 
 
 def show(result: Result) -> None:

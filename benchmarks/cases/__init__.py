@@ -6,6 +6,7 @@ from benchmarks.cases import limited as limited
 from benchmarks.cases import batches as batches
 from benchmarks.cases import enqueues as enqueues
 from benchmarks.cases import pickup as pickup
+from benchmarks.cases import starts as starts
 from benchmarks.cases import claims as claims
 from benchmarks.cases import unkind as unkind
 from benchmarks.cases import costs as costs

@@ -1,6 +1,6 @@
 """pgqueue, by its public calls and with its defaults.
 
-Options: ``handler`` (sync, async, transactional), ``concurrency``, ``notify``, ``poll``,
+Options: ``handler`` (sync, async, transactional, process), ``concurrency``, ``notify``, ``poll``,
 ``padding`` (bytes that each payload carries along), ``limit`` (how many jobs of a key run at once),
 ``keys`` (over which the jobs are spread), ``fair`` (whether the keys take turns), ``seconds`` (for
 which each job of a bulk runs), ``batch`` (whether the jobs of a bulk are one batch),
@@ -56,6 +56,12 @@ elif option("handler", "sync") == "async":
 
     @queue.task(name="nothing")
     async def nothing(number: int) -> None:
+        note_start(number)
+
+elif option("handler", "sync") == "process":
+
+    @queue.task(name="nothing", executor="process")
+    def nothing(number: int) -> None:
         note_start(number)
 
 else:
@@ -116,6 +122,7 @@ class PgqueueAdapter(Tables, Adapter):
             concurrency=option("concurrency", 10),
             poll_interval=timedelta(seconds=option("poll", 1.0)),
             statistics=option("statistics", True),
+            max_jobs_per_child=1,
         )
         wait_for_the_others()
         worker.run()

@@ -1,6 +1,7 @@
 """The benchmarks run: each in its tiniest size."""
 
 import os
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -33,3 +34,13 @@ def test_the_cases_are_listed_by_name() -> None:
 
     named = [line for line in ended.stdout.splitlines() if not line.startswith(" ")]
     assert (ended.exit_code, named) == (0, list(CASES))
+
+
+@pytest.mark.benchmark
+def test_a_commit_is_measured_beside_this_tree(server: str) -> None:
+    words = ["--smoke", "--only", "command_help", "--turns", "1", "--against", "HEAD"]
+
+    ended = CliRunner().invoke(main, [*words, "--url", server])
+
+    assert ended.exit_code == 0, ended.output
+    assert re.search(r"a call +[0-9.]+ / [0-9.]+ ms: x [0-9.]+ ", ended.output)
