@@ -39,6 +39,7 @@ from pgqueue.events import AttemptEnded, AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DeadLetter, Job, JobAttempt, JobStatus, Lease, MessageQueue
 from pgqueue.nodes import Node
+from pgqueue.operations import Operator, Outcome, Selection
 from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze
 from pgqueue.redaction import Secret
 from pgqueue.repository.batches import BatchState
@@ -85,6 +86,10 @@ __all__ = [
     "Lease",
     "JobAttempt",
     "DeadLetter",
+    # what operators do
+    "Selection",
+    "Operator",
+    "Outcome",
     # results of operators' calls
     "Change",
     "HeldJob",

@@ -51,7 +51,7 @@ from pgqueue.events import AttemptCallback
 from pgqueue.middleware import Middleware, as_context_manager, layers_of
 from pgqueue.models import DEFAULT_QUEUE, Job
 from pgqueue.nodes import CITUS, Node, checked_nodes, coordinator_of, nodes_of_citus, number_in_list
-from pgqueue.operations import Operations
+from pgqueue.operations import AsyncOperator, Operations, Operator
 from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
 from pgqueue.rules.job_tokens import id_in_token, token_of
@@ -360,6 +360,24 @@ class PgQueue(Operations):
             schema.upgrade_database(engine)
             if isinstance(self._nodes, list):
                 number_in_list(engine, self._nodes)
+
+    def operate(self, actor: str, *, reason: str = "") -> Operator:
+        """Return who acts on jobs, queues, limits, schedules and workers, with a row in the log of
+        operators for each action.
+
+        Args:
+            actor: Who acts, for the log.
+            reason: Why, for the log.
+
+        Example::
+
+            queue.operate("ada", reason="wrong template").cancel(Selection(task="mail.send"))
+        """
+        return Operator(self, actor, reason)
+
+    def operate_async(self, actor: str, *, reason: str = "") -> AsyncOperator:
+        """Return the same for coroutines: each method is awaited, and runs in a thread."""
+        return AsyncOperator(Operator(self, actor, reason))
 
     def dashboard(self, *, authorize: Callable[[Any], Any], **options: Any) -> Any:
         """Return the :class:`~pgqueue.dashboard.Dashboard` of this queue, to mount in a web

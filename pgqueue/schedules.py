@@ -7,11 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypedDict, Unpack
 
 from sqlalchemy import Connection
-from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue import redaction
 from pgqueue.checks import TASK_NAME
-from pgqueue.database.callers import executor, in_transaction, translated_errors
+from pgqueue.database.callers import AnySession, executor, in_transaction, translated_errors
 from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.errors import DuplicateSchedule, OptionError, TaskDefinitionError, UnknownOption
 from pgqueue.repository.schedules import ScheduleRows, ScheduleState
@@ -23,7 +22,6 @@ logger = redaction.logger(__name__)
 
 CatchUp = Literal["none", "last"] | int
 OverlapName = Literal["allow", "skip", "wait"]
-AnySession = Session | Connection | scoped_session[Any]
 
 META_KEY = "schedule"
 """The key of a job's meta with the name of its schedule and its tick."""

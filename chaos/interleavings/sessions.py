@@ -18,6 +18,7 @@ from pgqueue.errors import JobNotFound
 from pgqueue.outcomes import Exhausted, Failed, Outcome, Released, Retried, Succeeded
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.jobs import Change, Jobs
+from pgqueue.repository.many import ManyJobs
 from pgqueue.repository.rescue import SeenWorker
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.workers import Workers
@@ -162,10 +163,10 @@ class ScriptedSession:
         return self.operate(lambda jobs: jobs.requeue(self.job.job_id, notify=False))
 
     def requeue_with_others(self) -> Change:
-        """Requeue the job as the first of many: it stays as it is if that would have to wait."""
+        """Requeue the job as one of many: it stays as it is if that would have to wait."""
 
-        def requeue(jobs: Jobs) -> Change:
-            done = jobs.requeue_first({self.job.job_id: None}, notify=False)
+        def requeue(_: Jobs) -> Change:
+            done = ManyJobs(self.main).requeue({self.job.job_id: None}, notify=False)
             return done.get(self.job.job_id, Change.UNCHANGED)
 
         return self.operate(requeue)

@@ -16,7 +16,17 @@ from pgqueue.cli.lists import batches, failures, health, limits, log, stats, sta
 from pgqueue.cli.options import APP, URL, verbose_option
 from pgqueue.cli.pauses import pause, resume, set_limit
 from pgqueue.cli.tables import grant, prune, revision, revoke, upgrade
-from pgqueue.cli.verbs import cancel, change, quiet, requeue, run_now, schedules
+from pgqueue.cli.verbs import (
+    cancel,
+    change,
+    go_on,
+    mute,
+    quiet,
+    requeue,
+    run_now,
+    schedules,
+    try_one,
+)
 from pgqueue.cli.working import worker
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -111,6 +121,6 @@ for command in (
     *(worker, status, workers, health, doctor, quiet),
     *(jobs, enqueue, requeue, run_now, change, cancel),
     *(pause, resume, limits, set_limit, batches, schedules),
-    *(failures, stats, log, dashboard),
+    *(failures, try_one, mute, stats, log, go_on, dashboard),
 ):
     main.add_command(command)

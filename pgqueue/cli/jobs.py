@@ -9,6 +9,7 @@ import click
 
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.lists import list_jobs, local
+from pgqueue.cli.operators import operator_of, reason_option
 from pgqueue.cli.options import (
     Seconds,
     as_arguments,
@@ -119,6 +120,7 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
 @click.option("--unique-key", metavar="KEY", help="Instead of the task's key.")
 @click.option("--max-attempts", type=int, metavar="N", help="Instead of the task's number.")
 @click.option("--delay", type=Seconds(), default=0, help="Not before.")
+@reason_option
 @on_app_with_json
 def enqueue(
     given: CliState,
@@ -126,6 +128,7 @@ def enqueue(
     task: str,
     args: dict[str, Any],
     delay: timedelta,
+    reason: str,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -142,18 +145,14 @@ def enqueue(
     changed = {key: value for key, value in options.items() if value is not None}
     if delay:
         changed["delay"] = delay
-    wanted.payload.bind((), args)  # refuses unknown and missing names, as in the application
-    arguments = wanted.payload.decode(args, noun="argument")
-    with opened(queue) as session:
-        job = wanted.options(**changed).enqueue(session, **arguments)
-        found = {
-            "id": job.id,
-            "task": job.task,
-            "queue": job.queue,
-            "status": job.status.value,  # before the commit: no worker has claimed it
-            "is_new": job.is_new,
-        }
-        session.commit()
+    job = operator_of(queue, reason).enqueue(wanted.options(**changed), args)
+    found = {
+        "id": job.id,
+        "task": job.task,
+        "queue": job.queue,
+        "status": job.status.value,  # before the commit: no worker has claimed it
+        "is_new": job.is_new,
+    }
     if as_json:
         print_json(found)
     else:

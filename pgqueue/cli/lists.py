@@ -13,7 +13,6 @@ import click
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from pgqueue.bulk import target_in_words
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.nodes import on_nodes
 from pgqueue.cli.options import (
@@ -34,6 +33,7 @@ from pgqueue.findings import words_for_overdue, words_for_unknown, words_for_unr
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus, PausedTask, QueueSettings
 from pgqueue.nodes import Node
+from pgqueue.operations.log_words import target_in_words
 from pgqueue.redaction import redacted, redacted_data
 from pgqueue.repository.error_groups import ErrorGroups, in_hex
 from pgqueue.repository.health import Health

@@ -1,19 +1,25 @@
-"""Who runs a command, and the rows that commands write to the log of operators."""
+"""Who runs a command that acts."""
 
 import getpass
 import os
 import socket
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import click
-from sqlalchemy.orm import Session
 
-from pgqueue.repository.operator_actions import Action, OperatorActions
+from pgqueue.cli.app_loader import committed
+from pgqueue.job_queue import PgQueue
+from pgqueue.operations import Operator
 
 reason_option = click.option(
     "--reason", default="", metavar="TEXT", help="Why, for the log of operators."
 )
+
+
+def operator_of(queue: PgQueue, reason: str) -> Operator:
+    """Who runs the command, on the database of the command."""
+    begin = partial(committed, queue)
+    return Operator(queue, actor(), reason, begin=begin, unlogged=_say_unlogged)
 
 
 def actor() -> str:
@@ -27,34 +33,5 @@ def actor() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def logged(session: Session, new: Action) -> Action:
-    """Write an action to the log.
-
-    A role without the right to write it, such as that of workers, can run the command all the same.
-    """
-    log = OperatorActions(session)
-    if log.may_write():
-        return log.add(new)
+def _say_unlogged() -> None:
     click.echo("This role may not write the log of operators: the action is not logged.", err=True)
-    return new
-
-
-def log_done(
-    session: Session,
-    action: str,
-    target: Mapping[str, Any],
-    *,
-    reason: str,
-    before: Mapping[str, Any] | None = None,
-    after: Mapping[str, Any] | None = None,
-) -> None:
-    """Write an action that the same transaction has done."""
-    new = Action(
-        actor=actor(),
-        action=action,
-        target=target,
-        reason=reason,
-        before=before,
-        after=after,
-    )
-    logged(session, new)

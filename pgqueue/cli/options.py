@@ -88,6 +88,11 @@ def as_batch_id(value: str) -> int:
     return as_job_id(value, "batch")
 
 
+def as_action_id(value: str) -> int:
+    """Parameter type: the id of an action of the log."""
+    return as_job_id(value, "action")
+
+
 def as_worker_id(value: str) -> UUID:
     """Parameter type: the id of a worker that may or may not live."""
     try:

@@ -1,15 +1,14 @@
 """The commands that change what workers may start: ``pause``, ``resume`` and ``set-limit``."""
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
-from sqlalchemy.orm import Session
 
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.lists import capacity_in_words
-from pgqueue.cli.operators import log_done, reason_option
+from pgqueue.cli.operators import operator_of, reason_option
 from pgqueue.cli.options import (
     complete_queue,
     complete_task,
@@ -18,28 +17,13 @@ from pgqueue.cli.options import (
     together,
 )
 from pgqueue.job_queue import PgQueue
+from pgqueue.operations import Operator
 from pgqueue.repository.limits import LimitState
 from pgqueue.rules.limits import has_own_capacity
 from pgqueue.terminal import harmless, print_json
 
-
-class Pausable(NamedTuple):
-    """A kind of thing that workers can skip."""
-
-    key: str
-    """The key of the JSON document, in the plural."""
-    pause: Callable[..., str | None]
-    """Takes the PgQueue, a Session and what names the thing; may return its name in lists."""
-    resume: Callable[..., str | None]
-    hint: str | None = None
-    """Which name of the app is expected, as a parameter of hint_at_names."""
-
-
-PAUSABLES = (
-    Pausable("queues", PgQueue.pause, PgQueue.resume, hint="queue_name"),
-    Pausable("tasks", PgQueue.pause_task, PgQueue.resume_task, hint="task"),
-    Pausable("keys", PgQueue.pause_key, PgQueue.resume_key),
-)
+HINTS = {"queues": "queue_name", "tasks": "task"}
+"""Which name of the app is expected, as a parameter of hint_at_names."""
 
 _what = together(
     click.argument("queues", metavar="[QUEUE]...", nargs=-1, shell_complete=complete_queue),
@@ -103,50 +87,53 @@ def _set_paused(
         raise click.UsageError("name a queue, a task with --task, or a key with --limit, --key")
     if (limit is None) != (key is None):
         raise click.UsageError("give --limit and --key together")
-    wanted: dict[str, list[tuple[Any, ...]]] = {
-        "queues": [(name,) for name in dict.fromkeys(queues)],
-        "tasks": [(name,) for name in dict.fromkeys(tasks)],
-        "keys": [] if key is None else [(limit, _value_of(key))],
-    }
     queue = given.database()
-    changed: dict[str, list[str]] = {}
-    with opened(queue) as session:
-        before = queue.limits(session) if wanted["keys"] else []
-        for kind in PAUSABLES:
-            changed[kind.key] = [
-                _change(queue, session, kind, names, is_paused=is_paused, reason=reason)
-                for names in wanted[kind.key]
-            ]
-        after = queue.limits(session) if wanted["keys"] else []
-        session.commit()
+    operator = operator_of(queue, reason)
+    before = _limits(queue) if key is not None else []
+    changed: dict[str, list[str]] = {
+        # The first, because it may be refused: a limit must be known.
+        "keys": [] if limit is None else [_change_key(operator, limit, key, is_paused=is_paused)],
+        "queues": list(dict.fromkeys(queues)),
+        "tasks": list(dict.fromkeys(tasks)),
+    }
+    verb = "pause" if is_paused else "resume"
+    for method, names in ((f"{verb}_queue", changed["queues"]), (f"{verb}_task", changed["tasks"])):
+        for name in names:
+            getattr(operator, method)(name)
+    after = _limits(queue) if key is not None else []
     if as_json:
         print_json({**changed, "is_paused": is_paused})
-        return
-    for kind in PAUSABLES:
-        for name in changed[kind.key]:
+    else:
+        _print(queue, changed, before, after, is_paused=is_paused)
+
+
+def _print(
+    queue: PgQueue,
+    changed: Mapping[str, Sequence[str]],
+    before: Sequence[LimitState],
+    after: Sequence[LimitState],
+    *,
+    is_paused: bool,
+) -> None:
+    for kind, names in changed.items():
+        for name in names:
             click.echo(harmless(f"{name}: {'paused' if is_paused else 'resumed'}"))
-            if kind.hint is not None:
-                hint_at_names(queue, **{kind.hint: name})
+            if kind in HINTS:
+                hint_at_names(queue, **{HINTS[kind]: name})
     for name in changed["keys"]:
         if hint := _hint_at_key(name, before, after, is_paused=is_paused):
             click.echo(harmless(hint), err=True)
 
 
-def _change(
-    queue: PgQueue,
-    session: Session,
-    kind: Pausable,
-    names: tuple[Any, ...],
-    *,
-    is_paused: bool,
-    reason: str,
-) -> str:
-    """Pause or resume one thing, and log it; returns its name."""
-    change, verb = (kind.pause, "pause") if is_paused else (kind.resume, "resume")
-    name = change(queue, session, *names) or str(names[0])
-    noun = kind.key.removesuffix("s")
-    log_done(session, f"{verb}_{noun}", {noun: name}, reason=reason)
-    return name
+def _change_key(operator: Operator, limit: str, key: str | None, *, is_paused: bool) -> str:
+    """Pause or resume a key; returns its name in lists."""
+    value = _value_of(key or "")
+    return (operator.pause_key if is_paused else operator.resume_key)(limit, value)
+
+
+def _limits(queue: PgQueue) -> Sequence[LimitState]:
+    with opened(queue) as session:
+        return queue.limits(session)
 
 
 def _hint_at_key(
@@ -188,21 +175,10 @@ def set_limit(
     if reset == (capacity is not None):
         raise click.UsageError("give either a CAPACITY or --reset")
     queue = given.database()
-    with opened(queue) as session:
-        value = None if key is None else _value_of(key)
-        before = {one.name: one.capacity for one in queue.limits(session)}
-        written = queue.set_limit(session, name, capacity, key=value)
-        known = {one.name: one for one in queue.limits(session)}
-        found = known.get(written, known[name])
-        log_done(
-            session,
-            "set_limit",
-            {"limit": written},
-            reason=reason,
-            before={"capacity": before.get(written, before.get(name))},
-            after={"capacity": found.capacity},
-        )
-        session.commit()
+    value = None if key is None else _value_of(key)
+    written, _ = operator_of(queue, reason).set_limit(name, capacity, key=value)
+    known = {one.name: one for one in _limits(queue)}
+    found = known.get(written, known[name])
     if as_json:
         print_json(found)
         return

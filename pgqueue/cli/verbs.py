@@ -1,33 +1,32 @@
 """The commands that change jobs, schedules and workers, named by id or name, or jobs by a filter.
 
-Each job, schedule or worker that is named, and each portion of a filter, is one transaction, with
-its row in the log of operators.  Results are printed after the commit.  Whatever ends a command
-between two portions, it says how many jobs it has changed.
+Each command is an action of an :class:`~pgqueue.operations.Operator`, which writes the log.
+Results are printed after the commit.  Whatever ends a command between two portions, it says how
+many jobs it has changed.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from itertools import chain
 from typing import Any
 from uuid import UUID
 
 import click
-from sqlalchemy.orm import Session
 
-from pgqueue import bulk
-from pgqueue.bulk import MISSED, NOT_FOUND, Act, Result
-from pgqueue.cli.app_loader import CliState, committed, opened
+from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.lists import SCHEDULES, print_list
-from pgqueue.cli.operators import actor, log_done, logged, reason_option
+from pgqueue.cli.operators import operator_of, reason_option
 from pgqueue.cli.options import (
     FILTERS,
     Decorator,
     Seconds,
+    as_action_id,
     as_arguments,
+    as_fingerprint,
     as_job_id,
     as_span,
     as_time,
@@ -40,10 +39,13 @@ from pgqueue.cli.options import (
 )
 from pgqueue.errors import ScheduleNotFound
 from pgqueue.job_queue import PgQueue
-from pgqueue.repository.jobs import Change, Jobs
-from pgqueue.repository.listing import Listing
-from pgqueue.tasks import editing
-from pgqueue.terminal import as_data, harmless, print_json
+from pgqueue.models import JobStatus
+from pgqueue.operations import Outcome, Selection
+from pgqueue.operations.actions import ACTIONS, Action, Target
+from pgqueue.operations.engine import MISSED, NOT_FOUND
+from pgqueue.repository.error_groups import LONGEST_MUTE, in_hex
+from pgqueue.tasks.editing import Changes
+from pgqueue.terminal import harmless, print_json
 
 SHOWN = 20
 """How many of the jobs of a filter are named that were not changed."""
@@ -51,47 +53,17 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A command on jobs."""
+    """A command on jobs: an action, and what only the command line has of it."""
 
-    name: str
-    help: str
+    action: Action
     examples: tuple[str, ...]
-    act: Callable[..., Act]
-    """Returns what to do with a job; takes the PgQueue and the values of ``options``."""
-    called: str | None = None
-    """What the jobs that it is for are called together; None if a filter needs --status."""
+    more: str = ""
+    """What the help says besides."""
     options: tuple[Decorator, ...] = ()
 
     @property
-    def action(self) -> str:
-        """Its name in the log of operators."""
-        return self.name.replace("-", "_")
-
-    @property
-    def kind(self) -> bulk.Kind:
-        return bulk.KINDS[self.action]
-
-
-def _requeue(queue: PgQueue, args: dict[str, Any] | None) -> Act:
-    changes = None if args is None else editing.Changes(args=args, are_args_stored=True)
-    return bulk.Requeue(queue, changes)
-
-
-def _change(queue: PgQueue, **values: Any) -> Act:
-    changes = editing.Changes(**values, are_args_stored=True)
-
-    def act(session: Session, job_id: int, _at: datetime | None) -> Change:
-        return editing.change(Jobs(session), job_id, changes, queue.find, notify=queue.notify)
-
-    return act
-
-
-def _cancel(queue: PgQueue, kill: bool) -> Act:
-    return bulk.act_of(queue, "kill" if kill else "cancel")
-
-
-def _run_now(queue: PgQueue) -> Act:
-    return bulk.act_of(queue, "run_now")
+    def name(self) -> str:
+        return self.action.command
 
 
 _args = click.option(
@@ -103,13 +75,11 @@ _args = click.option(
 
 JOB_VERBS = (
     Verb(
-        "requeue",
-        "Put failed or cancelled jobs back, with all their attempts available again."
-        "  --args replaces some arguments before; it needs the app, which checks them."
-        "  Jobs that are not, or no longer, failed or cancelled stay as they are.",
+        ACTIONS["requeue"],
         ("4711 4712", "--status failed --task mail.welcome"),
-        act=_requeue,
-        options=(
+        "--args replaces some arguments before; it needs the app, which checks them."
+        "  Jobs that are not, or no longer, failed or cancelled stay as they are.",
+        (
             _args,
             click.option(
                 "--spread",
@@ -120,40 +90,29 @@ JOB_VERBS = (
         ),
     ),
     Verb(
-        "cancel",
-        "Cancel jobs: a waiting job ends at once, a running job is asked to stop."
-        "  Jobs that have ended stay as they are.  Of the jobs of a filter, those that wait end "
-        "first, the newest before the others.",
+        ACTIONS["cancel"],
         ("4711 4712", "--batch 12"),
-        act=_cancel,
-        options=(
+        "Jobs that have ended stay as they are.",
+        (
             click.option(
                 "--kill",
                 is_flag=True,
                 help="Kill the child processes of running jobs; needs the app.",
             ),
         ),
-        called="unfinished",
     ),
     Verb(
-        "run-now",
-        "Make waiting jobs due now: those that were delayed, and those that wait for a retry, for "
-        "example after an outage of a mail server."
-        "  Uses up no attempt.  Jobs that are due, running or ended stay as they are.",
+        ACTIONS["run_now"],
         ("4711", "--task mail.send"),
-        act=_run_now,
-        called="waiting",
+        "Uses up no attempt.  Jobs that are due, running or ended stay as they are.",
     ),
     Verb(
-        "change",
-        "Change waiting jobs: their priority, their time, or some of their arguments."
-        "  The arguments that --args does not name stay; all are checked by the app, and a job "
+        ACTIONS["change"],
+        ("4711 --priority 0", "--task mail.send --priority 9"),
+        "The arguments that --args does not name stay; all are checked by the app, and a job "
         "whose arguments would be wrong is refused.  Jobs that are running or ended stay as they "
         "are.",
-        ("4711 --priority 0", "--task mail.send --priority 9"),
-        act=_change,
-        called="waiting",
-        options=(
+        (
             click.option(
                 "--priority", type=click.IntRange(0, 9), help="The new one: 0 runs first, 9 last."
             ),
@@ -169,16 +128,16 @@ JOB_VERBS = (
 
 def _command(verb: Verb) -> click.Command:
     """The command of a row of JOB_VERBS."""
-    first, _, more = verb.help.partition("  ")
-    by = "--status" if verb.called is None else "--task"
+    by = "--task" if verb.action.called else "--status"
     named = f"Name the jobs by id, or select them by {by} and other options: then the command "
-    named += "counts them, asks you, and changes them in batches, each in its own commit."
+    named += "counts them, asks you, and changes them in portions, each in its own commit."
     lines = (f"pgqueue --app shop.jobs:queue {verb.name} {words}" for words in verb.examples)
     examples = "\n          ".join(lines)
+    text = f"{verb.action.help}\n\n{named}\n\n{verb.more}\n\n\b\nExample:  {examples}"
 
-    @click.command(verb.name, help=f"{first}\n\n{named}\n\n{more}\n\n\b\nExample:  {examples}")
+    @click.command(verb.name, help=text)
     @click.argument("job_ids", metavar="[ID]...", nargs=-1, type=as_job_id)
-    @which_jobs(verb.kind.statuses)
+    @which_jobs(verb.action.statuses)
     @together(*verb.options, reason_option)
     @click.option(
         "--limit",
@@ -206,63 +165,47 @@ def _run(
     as_json: bool,
     reason: str,
     spread: timedelta | None = None,
-    **options: Any,
+    kill: bool = False,
+    **changes: Any,
 ) -> None:
     """Change the jobs; exit with 1 if one was refused, its key taken or its id wrong."""
-    which = {name: options.pop(name) for name in FILTERS}
-    is_narrowed = limit is not None or any(value is not None for value in which.values())
+    action = ACTIONS["kill"] if kill else verb.action
+    conditions = {name: changes.pop(name) for name in FILTERS}
+    is_narrowed = limit is not None or any(value is not None for value in conditions.values())
     if job_ids and (statuses or is_narrowed):
         raise click.UsageError("Give ids, or say which jobs by options, not both")
-    in_line = which["where"] is not None and which["where"].statuses
-    if not job_ids and not statuses and not in_line and not (verb.called and is_narrowed):
+    in_line = conditions["where"] is not None and conditions["where"].statuses
+    if not job_ids and not statuses and not in_line and not (action.called and is_narrowed):
         example = " ".join(verb.examples[-1].split()[:2])
         raise click.UsageError(f"Which jobs? Give their ids, or say {example}")
-    queue = given.database()
-    act = verb.act(queue, **options)
-    begin = partial(committed, queue)
-    words: dict[str, Any] = {"actor": actor(), "reason": reason, "spread": spread}
-    words["options"] = _for_log(options)
-    action = "kill" if options.get("kill") else verb.action
-    if job_ids:
-        ids = sorted(set(job_ids))
-        with begin() as session:
-            begun = logged(session, bulk.action_on_ids(session, action, ids, **words))
-        portions = bulk.run(begin, begun, act, ids=ids, size=1)
-        are_missed = _change_named((results for _, results in portions), as_json=as_json)
+    if changes and (verb.action.name == "change" or changes["args"] is not None):
+        given_changes = Changes(**changes, are_args_stored=True)
     else:
-        asked = chosen_jobs(statuses, **which)
-        chosen = bulk.narrowed(asked, verb.action)
+        given_changes = None
+    queue = given.database()
+    operator = operator_of(queue, reason)
+    start = partial(operator.start, action.name, changes=given_changes, spread=spread)
+    if job_ids:
+        are_missed = _change_named(start(Selection(job_ids)), as_json=as_json)
+    else:
+        asked = Selection.of(chosen_jobs(statuses, **conditions))
+        chosen = asked.narrowed(action)
+        chosen.check_arguments(queue.tasks)
         with opened(queue) as session:
-            ids = Listing(session).ids(chosen, limit=limit)
-        portions = iter(())
-        bulk.check_arguments(queue, chosen)
-        if ids:
-            called = " or ".join(sorted(chosen.statuses)) if asked.statuses else verb.called
+            matched = chosen.count(session, limit=limit)
+        outcome = None
+        if matched:
+            called = " or ".join(sorted(chosen.which.statuses))
+            called = called if asked.which.statuses else action.called
             if not yes:
-                _ask(f"{verb.name.replace('-', ' ')} {len(ids):,} {called} jobs")
-            with begin() as session:
-                begun = logged(
-                    session, bulk.action_on_filter(session, action, chosen, ids=ids, **words)
-                )
-            portions = bulk.run(begin, begun, act, ids=ids)
-        are_missed = _change_many(
-            (results for _, results in portions), matched=len(ids), as_json=as_json
-        )
-        if not ids and not as_json:
+                _ask(f"{verb.action.words} {matched:,} {called} jobs")
+            outcome = start(chosen, limit=limit)
+        are_missed = _change_many(outcome, matched=matched, as_json=as_json)
+        if not matched and not as_json:
             click.echo("No job fits.")
-            hint_at_names(queue, task=chosen.task, queue_name=chosen.queue)
+            hint_at_names(queue, task=chosen.which.task, queue_name=chosen.which.queue)
     if are_missed:
         click.get_current_context().exit(1)
-
-
-def _for_log(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a command as JSON data; of arguments only their names, as values may be
-    secret."""
-    given = {name: value for name, value in options.items() if value not in (None, False)}
-    given.pop("kill", None)
-    if "args" in given:
-        given["args"] = sorted(given["args"])
-    return {name: as_data(value) for name, value in given.items()}
 
 
 def _ask(what: str) -> None:
@@ -271,29 +214,28 @@ def _ask(what: str) -> None:
     click.confirm(f"{what[0].upper()}{what[1:]}?", abort=True, err=True)
 
 
-def _change_named(portions: Iterable[Sequence[Result]], *, as_json: bool) -> bool:
+def _change_named(outcome: Outcome, *, as_json: bool) -> bool:
     """Change jobs one by one, and print each; whether one was missed."""
     changed = []
-    for result in chain.from_iterable(portions):
+    for result in chain.from_iterable(outcome):
         changed.append(result)
         if not as_json:
             is_missed = result.change in (NOT_FOUND, *MISSED)
             click.echo(harmless(str(result)), err=is_missed)
-    counts = Counter(result.change for result in changed)
     if as_json:
-        print_json({"jobs": changed, "counts": counts})
-    return any(counts[change] for change in (NOT_FOUND, *MISSED))
+        print_json({"jobs": changed, "counts": outcome.counts})
+    return any(outcome.counts[change] for change in (NOT_FOUND, *MISSED))
 
 
-def _change_many(portions: Iterable[Sequence[Result]], *, matched: int, as_json: bool) -> bool:
+def _change_many(outcome: Outcome | None, *, matched: int, as_json: bool) -> bool:
     """Change the jobs in portions; whether one of them was missed."""
-    counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter() if outcome is None else outcome.counts
     try:
-        for portion in portions:
+        for portion in outcome or ():
             missed = [result for result in portion if result.change in MISSED]
-            for result in missed[: max(0, SHOWN - sum(counts[change] for change in MISSED))]:
+            so_far = sum(counts[change] for change in MISSED) - len(missed)
+            for result in missed[: max(0, SHOWN - so_far)]:
                 click.echo(harmless(str(result)), err=True)
-            counts.update(result.change for result in portion)
     finally:  # also after Ctrl-C, or an error of the database
         if as_json:
             print_json({"matched": matched, "counts": counts})
@@ -303,21 +245,83 @@ def _change_many(portions: Iterable[Sequence[Result]], *, matched: int, as_json:
     return any(counts[change] for change in MISSED)
 
 
+@click.command("continue")
+@click.argument("action_id", metavar="ID", type=as_action_id)
+@reason_option
+@on_database_with_json
+def go_on(given: CliState, action_id: int, reason: str, as_json: bool) -> None:
+    """Go on with an interrupted action on many jobs, as `pgqueue log --unfinished` lists them.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue continue 12
+    """
+    outcome = operator_of(given.database(), reason).go_on(action_id)
+    if _change_many(outcome, matched=outcome.skipped + outcome.changed, as_json=as_json):
+        click.get_current_context().exit(1)
+
+
+@click.command()
+@click.argument("error", metavar="ERROR", type=as_fingerprint)
+@click.option("--task", required=True, metavar="NAME", help="The task that fails with it.")
+@click.option(
+    "--hours",
+    type=click.IntRange(0, LONGEST_MUTE),
+    default=24,
+    show_default=True,
+    help="For how long; 0 names it again.",
+)
+@reason_option
+@on_database_with_json
+def mute(given: CliState, error: int, task: str, hours: int, reason: str, as_json: bool) -> None:
+    """Do not name an error among what needs someone, as `pgqueue failures` lists them.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue mute 8f14e45fceea167a --task mail.send --hours 24
+    """
+    is_known = operator_of(given.database(), reason).mute_error(error, task, hours=hours)
+    if as_json:
+        print_json({"error": in_hex(error), "task": task, "is_muted": is_known and hours > 0})
+    elif is_known:
+        click.echo(f"muted for {hours} hours" if hours else "not muted any more")
+    else:
+        click.echo(f"task {harmless(task)} has not failed with this error", err=True)
+    if not is_known:
+        click.get_current_context().exit(1)
+
+
+@click.command("try")
+@which_jobs([JobStatus.FAILED])
+@reason_option
+@on_database_with_json
+def try_one(
+    given: CliState, statuses: Sequence[str], reason: str, as_json: bool, **conditions: Any
+) -> None:
+    """Requeue the newest failed job of a filter, to see whether it succeeds now.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue try --error 8f14e45fceea167a
+    """
+    queue = given.database()
+    job_id = operator_of(queue, reason).try_one(Selection.of(chosen_jobs((), **conditions)))
+    if as_json:
+        print_json({"job": job_id})
+    else:
+        click.echo("No job fits." if job_id is None else f"{job_id}: requeued")
+    if job_id is None:
+        click.get_current_context().exit(1)
+
+
 SCHEDULE_VERBS = {
-    "pause": ("paused", "Fire no tick of these schedules until `resume`."),
-    "resume": ("resumed", "Undo `pause`; the ticks of the pause are not made up."),
-    "trigger": (
-        "triggered",
-        "Enqueue a job of each schedule now; their next ticks stay where they are.\n\n"
-        "Needs the app, whose tasks encode the arguments.",
-    ),
-    "remove": (
-        "removed",
-        "Delete schedules; their jobs stay.\n\n"
-        "A schedule that the code declares is added again when the next worker starts.",
-    ),
+    action.name.removesuffix("_schedule"): action
+    for action in ACTIONS.values()
+    if action.target is Target.SCHEDULE
 }
-"""The methods of ``queue.schedules``, the word for what they have done, and the help."""
+"""The methods of ``queue.schedules``, each with its action."""
+
+MORE_HELP = {
+    "trigger": "Needs the app, whose tasks encode the arguments.",
+    "remove": "A schedule that the code declares is added again when the next worker starts.",
+}
 
 
 @click.group(invoke_without_command=True)
@@ -341,7 +345,7 @@ def schedules(ctx: click.Context, given: CliState, as_json: bool) -> None:
 
 def _schedule_command(verb: str) -> click.Command:
     """The command of a row of SCHEDULE_VERBS."""
-    _, help = SCHEDULE_VERBS[verb]
+    help = "\n\n".join(filter(None, (SCHEDULE_VERBS[verb].help, MORE_HELP.get(verb))))
     example = f"pgqueue --app shop.jobs:queue schedules {verb} shop.jobs.nightly"
 
     @click.command(verb, help=f"{help}\n\n\b\nExample:  {example}")
@@ -373,17 +377,15 @@ def _schedule_command(verb: str) -> click.Command:
 def _change_schedule(queue: PgQueue, verb: str, name: str, *, reason: str) -> dict[str, Any]:
     with opened(queue) as session:
         declared = {one.name: one.declared_in for one in queue.schedules.list(session)}
-        try:
-            job_id = getattr(queue.schedules, verb)(session, name)
-        except ScheduleNotFound as error:
-            return {"name": name, "change": NOT_FOUND, "reason": str(error)}
-        enqueued = None if job_id is None else {"job": job_id}
-        log_done(session, f"{verb}_schedule", {"schedule": name}, reason=reason, after=enqueued)
-        session.commit()
-    result = {"name": name, "change": SCHEDULE_VERBS[verb][0]}
+    action = SCHEDULE_VERBS[verb]
+    try:
+        job_id = getattr(operator_of(queue, reason), action.name)(name)
+    except ScheduleNotFound as error:
+        return {"name": name, "change": NOT_FOUND, "reason": str(error)}
+    result = {"name": name, "change": action.done}
     if job_id is not None:
         result["job_id"] = job_id
-    if verb == "remove" and declared[name] is not None:
+    if verb == "remove" and declared.get(name) is not None:
         result["reason"] = (
             f"module {declared[name]} declares it, so the next worker that starts adds it again; "
             "pause it"
@@ -404,13 +406,8 @@ def quiet(given: CliState, as_json: bool, reason: str, worker_ids: Sequence[UUID
     \b
     Example:  pgqueue --app shop.jobs:queue quiet 6f9619ff-8b86-d011-b42d-00c04fc964ff
     """
-    queue = given.database()
-    with opened(queue) as session:
-        are_quiet = {id: queue.quiet(session, id) for id in worker_ids}
-        for id, is_quiet in are_quiet.items():
-            if is_quiet:
-                log_done(session, "quiet", {"worker": str(id)}, reason=reason)
-        session.commit()
+    operator = operator_of(given.database(), reason)
+    are_quiet = {id: operator.quiet(id) for id in worker_ids}
     if as_json:
         found = [{"id": str(id), "is_quiet": is_quiet} for id, is_quiet in are_quiet.items()]
         print_json({"workers": found})

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pgqueue.errors import OptionError
+from pgqueue.operations.actions import ACTIONS
 
 VIEW = "view"
 RIGHTS = frozenset(
@@ -11,20 +12,10 @@ RIGHTS = frozenset(
         VIEW,
         "view_arguments",
         "view_results",
-        "requeue",
-        "cancel",
-        "edit",
-        "enqueue",
-        "pause",
-        "limits",
-        "schedules",
-        "workers",
+        *(action.right for action in ACTIONS.values() if action.right),
     )
 )
 """All rights.  ``view`` shows every page without arguments, results and tracebacks."""
-
-ACTIONS = {"requeue": "requeue", "run_now": "requeue", "cancel": "cancel", "kill": "cancel"}
-"""The actions on many jobs, and the right that each needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal, NoReturn, TypeVar
@@ -18,9 +18,9 @@ from werkzeug.routing import BaseConverter, IntegerConverter, Map, MapAdapter, V
 
 from pgqueue.dashboard.access import VIEW, Access
 from pgqueue.database.bounded import LOCK_TIMEOUT, STATEMENT_TIMEOUT, BoundedTransactions
-from pgqueue.errors import JobNotFound
 from pgqueue.job_queue import PgQueue
-from pgqueue.models import Job, OperatorAction
+from pgqueue.operations import Operator, Selection
+from pgqueue.operations.engine import Begin
 from pgqueue.repository.listing import JobFilter
 
 T = TypeVar("T")
@@ -162,11 +162,36 @@ class Asked:
 
     def scope(self, which: JobFilter) -> JobFilter:
         """The filter, of the jobs that the user may see."""
-        queues, tags = self.access.queues, self.access.tags
-        return replace(
-            which,
-            queues=None if queues is None else frozenset(queues),
-            tags=None if tags is None else frozenset(tags),
+        return self.select(which).which
+
+    def select(self, which: JobFilter, ids: Iterable[int] | None = None) -> Selection:
+        """The jobs of a filter, or with some ids, that the user may see."""
+        return Selection.of(which, ids).scoped(self.access.queues, self.access.tags)
+
+    @property
+    def operator(self) -> Operator:
+        """The user, who acts in transactions apart from :attr:`session`."""
+        return self._operator(self.transaction)
+
+    @property
+    def operator_in_session(self) -> Operator:
+        """The user, who acts in the transaction of :attr:`session`."""
+        return self._operator(self._savepoint)
+
+    def _operator(self, begin: Begin) -> Operator:
+        user, reason = self.access.user, self.posted("reason")
+        return Operator(self.queue, user, reason, begin=begin, unlogged=self._refuse_unlogged)
+
+    @contextmanager
+    def _savepoint(self) -> Iterator[Session]:
+        with self.session.begin_nested():
+            yield self.session
+
+    def _refuse_unlogged(self) -> None:
+        raise Refused(
+            "the database role of the dashboard may not write the log of operators; nothing was "
+            "changed",
+            403,
         )
 
     def check_filter(self, which: JobFilter) -> None:
@@ -185,16 +210,7 @@ class Asked:
 
     def check_jobs(self, job_ids: Collection[int]) -> None:
         """Raises JobNotFound for a job that does not exist, or that the user may not see."""
-        if not self.access.is_limited:
-            return
-        queues, tags = self.access.queues, self.access.tags
-        seen = sa.select(Job.id).where(Job.id.in_(job_ids))
-        if queues is not None:
-            seen = seen.where(Job.queue.in_(queues))
-        if tags is not None:
-            seen = seen.where(sa.or_(*(Job.tags.has_key(tag) for tag in tags), sa.false()))
-        if missing := set(job_ids) - set(self.session.scalars(seen)):
-            raise JobNotFound(f"there is no job {min(missing)}")
+        self.select(JobFilter(), job_ids).check_scope(self.session)
 
     # The database
 
@@ -237,33 +253,6 @@ class Asked:
         """The time of the request, by the clock of PostgreSQL."""
         now: datetime = self.session.execute(sa.select(sa.func.statement_timestamp())).scalar_one()
         return now
-
-    def log(
-        self,
-        action: str,
-        target: Mapping[str, Any],
-        *,
-        options: Mapping[str, Any] | None = None,
-        job_ids: Collection[int] = (),
-        before: Mapping[str, Any] | None = None,
-        after: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Write an action into the log, in the transaction of :attr:`session`."""
-        self.session.add(
-            OperatorAction(
-                actor=self.access.user,
-                action=action,
-                target=dict(target),
-                options=dict(options or {}),
-                reason=self.posted("reason"),
-                jobs=len(job_ids),
-                first_ids=sorted(job_ids)[:20],
-                before=before,
-                after=after,
-                finished_at=sa.func.clock_timestamp(),
-            )
-        )
-        self.session.flush()
 
     # The parameters
 

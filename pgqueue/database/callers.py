@@ -15,6 +15,9 @@ from pgqueue.models.base import SCHEMA
 from pgqueue.repository.nodes import CITUS_SCHEMA
 from pgqueue.repository.tables import A_WRITE
 
+AnySession = Session | Connection | scoped_session[Any]
+"""What a caller's transaction is given by."""
+
 UNDEFINED_TABLE = "42P01"
 UNTRANSLATABLE_CHARACTER = "22P05"
 UNDEFINED_COLUMN = "42703"

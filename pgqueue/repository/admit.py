@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.orm import Session
 
 from pgqueue.repository.deadlines import meta_after_admission
 from pgqueue.repository.fast_path import fetch
@@ -30,6 +29,7 @@ from pgqueue.repository.tables import (
     CTID,
     NEWLINE,
     PLACE,
+    Executor,
     among,
     array_of,
     array_parameter,
@@ -412,7 +412,7 @@ class Lanes(NamedTuple):
 class Admissions:
     """The jobs that wait for room in their limits, behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def serialize(self) -> None:

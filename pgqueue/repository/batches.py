@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.orm import Session
 
 from pgqueue.errors import BatchEnded, BatchNotFound
 from pgqueue.models import JobStatus
@@ -27,6 +26,7 @@ from pgqueue.repository.tables import (
     CANCELLED,
     CTID,
     FAILED,
+    Executor,
     among,
     batch_jobs,
     batches,
@@ -461,7 +461,7 @@ class Counts(NamedTuple):
 class Batches:
     """The batches behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def add(self, name: str | None, meta: str | None, application: str) -> int:

@@ -17,7 +17,6 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import array
 from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.orm import Session
 
 from pgqueue.redaction import secrets_among
 from pgqueue.repository.fast_path import fetch
@@ -26,6 +25,7 @@ from pgqueue.repository.row_security import rows_hidden
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CTID,
+    Executor,
     among,
     array_parameter,
     clock,
@@ -369,7 +369,7 @@ class Claim:
 class Claims:
     """The claims of one worker, behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection, worker_id: UUID) -> None:
+    def __init__(self, executor: Executor, worker_id: UUID) -> None:
         self._executor = executor
         self._worker_id = worker_id
 

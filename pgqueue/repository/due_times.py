@@ -8,10 +8,10 @@ from functools import cache
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import Session
 
 from pgqueue.repository.claim import Upcoming
 from pgqueue.repository.tables import (
+    Executor,
     clock,
     jobs,
     message_queue,
@@ -91,7 +91,7 @@ def bring_admissions_forward() -> sa.Executable:
 class DueTimes:
     """The due times of all waiting jobs, behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def seconds_until(self, moment: datetime) -> float:

@@ -12,7 +12,6 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.orm import Session
 
 from pgqueue.errors import DuplicateJob
 from pgqueue.models import SCHEMA
@@ -31,6 +30,7 @@ from pgqueue.repository.messages import (
 from pgqueue.repository.nodes import CITUS_SCHEMA, KEY_TYPES
 from pgqueue.repository.reading import Moment, moment
 from pgqueue.repository.tables import (
+    Executor,
     document,
     is_key_across_queues,
     jobs,
@@ -256,7 +256,6 @@ _DELEGATED = {
 }
 _WAKE_UP = sa.select(wake_up_call())
 
-Executor = Session | sa.Connection
 NodeKey = int | str | UUID
 
 TRIES_FOR_A_KEY = 20

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.orm import Session
 
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import (
     FAILED,
+    Executor,
     array_of,
     array_parameter,
     clock,
@@ -197,6 +197,10 @@ def prune_deploys() -> sa.Executable:
     )
 
 
+LONGEST_MUTE = 7 * 24
+"""Hours."""
+
+
 def in_hex(fingerprint: int) -> str:
     """A fingerprint as people see it."""
     return fingerprint.to_bytes(8, "big", signed=True).hex()
@@ -235,7 +239,7 @@ class Deployed(NamedTuple):
 class ErrorGroups:
     """The groups behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def add(self, rows: Iterable[Mapping[str, Any]], *, version: str) -> None:

@@ -7,12 +7,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import (
     FAILED,
+    Executor,
     count_rows,
     dead_letters,
     document,
@@ -195,7 +195,7 @@ class FailedGroup(NamedTuple):
 class FailedGroups:
     """The groups behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def newest(

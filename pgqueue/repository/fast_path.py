@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from pgqueue.repository.reading import Moment, Span
+from pgqueue.repository.tables import Executor
 from pgqueue.repository.transactions import NOTHING
 
 Parameters = Mapping[str, Any]
@@ -29,9 +30,7 @@ CURSOR = "pgqueue.cursor"
 driver's connection.  psycopg takes a tenth of the time of a statement to make a cursor."""
 
 
-def fetch(
-    executor: Session | sa.Connection, statement: sa.Executable, parameters: Parameters
-) -> Sequence[Any]:
+def fetch(executor: Executor, statement: sa.Executable, parameters: Parameters) -> Sequence[Any]:
     """Run one of the cached statements; returns its rows.
 
     Raises what SQLAlchemy raises.  If the application listens to its connections, logs them or

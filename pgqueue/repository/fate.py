@@ -9,10 +9,9 @@ from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 from sqlalchemy.types import UserDefinedType
 
-from pgqueue.repository.tables import SPACE, pg, text_parameter
+from pgqueue.repository.tables import SPACE, Executor, pg, text_parameter
 
 
 class Fate(StrEnum):
@@ -64,7 +63,7 @@ def _timeline() -> sa.ColumnElement[str]:
 class Fates:
     """What one Session or Connection knows about transactions."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def of(self, transaction: str) -> Fate:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
-from sqlalchemy.orm import Session
 
 from pgqueue.models import SCHEMA, JobStatus
 from pgqueue.repository.reading import Moment, span
@@ -15,6 +14,7 @@ from pgqueue.repository.tables import (
     NEWLINE,
     SPACE,
     SUCCEEDED,
+    Executor,
     count_rows,
     dead_letters,
     jobs,
@@ -379,7 +379,7 @@ class TableHealth(NamedTuple):
 class Health:
     """The server behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def counts(self, *, succeeded: bool) -> list[StatusCount]:

@@ -6,12 +6,11 @@ from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment
-from pgqueue.repository.tables import jobs, leases, pg
+from pgqueue.repository.tables import Executor, jobs, leases, pg
 from pgqueue.repository.waits import jobs_ahead
 
 
@@ -74,7 +73,7 @@ class JobState:
 class JobStates:
     """The states of jobs behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def of(self, job_id: int) -> JobState:

@@ -5,14 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from functools import cache, partial
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from pgqueue.errors import DuplicateJob
 from pgqueue.models import Job, JobStatus
@@ -35,6 +33,9 @@ from pgqueue.repository.tables import (
     CANCELLED,
     FAILED,
     PLACE,
+    Executor,
+    array_of,
+    array_parameter,
     clock,
     dead_letters,
     delete_unlocked,
@@ -117,7 +118,7 @@ def delete_records() -> sa.Executable:
 @cache
 def delete_lease_of_ended_job() -> sa.Executable:
     """Fence off a worker that still runs an ended job: its late settle finds no lease."""
-    ended = sa.exists(jobs.c.id).where(jobs.c.id == JOB, _is_dead())
+    ended = sa.exists(jobs.c.id).where(jobs.c.id == JOB, is_dead())
     gone = sa.delete(leases).where(leases.c.target_id == JOB, ended)
     return gone.returning(leases.c.target_id)
 
@@ -165,19 +166,6 @@ def cancel_job(*, kill: bool) -> sa.Executable:
 
 
 @cache
-def lock_free_jobs() -> sa.Executable:
-    """Lock those failed and cancelled jobs that have no unique key, no message and no lease, and
-    that no other transaction has locked."""
-    wanted = _wanted()
-    return (
-        sa.select(jobs.c.id, jobs.c.limit_keys.is_not(None))
-        .select_from(wanted.join(jobs, jobs.c.id == wanted.c.id))
-        .where(_is_dead(), jobs.c.unique_key.is_(None), ~has_message_or_lease(wanted.c.id))
-        .with_for_update(of=jobs, key_share=True, skip_locked=True)
-    )
-
-
-@cache
 def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
     """Put failed or cancelled jobs back as if new, with their unique keys and under their limits,
     each for its time or for now; returns their ids.
@@ -186,10 +174,10 @@ def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
     that has a message or a lease stays as it is.  One query looks for both: two could miss a claim
     that commits between them.
     """
-    wanted = _wanted()
+    wanted = wanted_jobs()
     job = (
         sa.update(jobs)
-        .where(jobs.c.id == wanted.c.id, _is_dead(), ~has_message_or_lease(wanted.c.id))
+        .where(jobs.c.id == wanted.c.id, is_dead(), ~has_message_or_lease(wanted.c.id))
         .values(
             outcome=sa.null(),
             attempts=0,
@@ -252,19 +240,34 @@ def change_job(columns: tuple[str, ...], *, notify: bool) -> sa.Executable:
     The message is replaced even if it says the same: a claim that has read the old arguments finds
     the old message gone.
     """
-    return _changed(_new_values(columns), notify=notify)
+    return _changed(new_values(columns), notify=notify)
 
 
 @cache
 def change_waiting_job(columns: tuple[str, ...], *, notify: bool) -> sa.Executable:
     """The same for a job that waits to be admitted."""
-    return _changed_in_lane(_new_values(columns), notify=notify)
+    return _changed_in_lane(new_values(columns), notify=notify)
 
 
 @cache
 def edit_job(columns: tuple[str, ...]) -> sa.Executable:
     """Give a job without a message, such as a failed one, new values."""
-    return sa.update(jobs).where(jobs.c.id == JOB).values(_new_values(columns))
+    return sa.update(jobs).where(jobs.c.id == JOB).values(new_values(columns))
+
+
+@cache
+def jobs_with_keys(*, in_one_queue: bool) -> sa.Executable:
+    """The unfinished jobs that hold these unique keys.
+
+    Without a queue, reads the index of the keys that are held, but no jobs beside these.
+    """
+    of_queue = [jobs.c.queue == text_parameter("queue")] if in_one_queue else []
+    return sa.select(jobs.c.id).where(
+        jobs.c.held_unique_key == sa.any_(array_parameter("keys", sa.Text)),
+        jobs.c.held_unique_key.is_not(None),
+        jobs.c.outcome.is_(None),
+        *of_queue,
+    )
 
 
 @cache
@@ -296,7 +299,7 @@ def resume_task() -> sa.Executable:
     return sa.delete(paused_tasks).where(paused_tasks.c.task == text_parameter("paused_task"))
 
 
-def _wanted() -> sa.TableValuedAlias:
+def wanted_jobs() -> sa.TableValuedAlias:
     """The jobs to requeue, each with the time when it is due; NULL means now."""
     run_at = sa.column("run_at", sa.DateTime(timezone=True))
     return document("wanted", sa.column("id", sa.BigInteger), run_at)
@@ -313,7 +316,7 @@ def _kill_request(*, kill: bool) -> dict[str, Any]:
     return {"kill_requested_at": clock()} if kill else {}
 
 
-def _is_dead() -> sa.ColumnElement[bool]:
+def is_dead() -> sa.ColumnElement[bool]:
     return jobs.c.outcome.in_([FAILED, CANCELLED])
 
 
@@ -322,7 +325,7 @@ def _not_in_the_past() -> sa.ColumnElement[datetime]:
     return sa.func.greatest(sa.bindparam(f"{NEW}run_at", type_=sa.DateTime(timezone=True)), clock())
 
 
-def _new_values(columns: tuple[str, ...]) -> dict[str, Any]:
+def new_values(columns: tuple[str, ...]) -> dict[str, Any]:
     """The new values of these columns of a job."""
     unique_key = sa.bindparam(f"{NEW}unique_key", type_=sa.Text)
     is_held = jobs.c.held_unique_key.is_not(None)
@@ -489,7 +492,7 @@ Edit = Callable[[JobValues], NewValues]
 class Jobs:
     """The jobs behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def lock(self, job_id: int) -> None:
@@ -547,29 +550,10 @@ class Jobs:
             if new:
                 self._run_with(edit_job(tuple(sorted(new))), job_id, new)
             limited = job.limit_keys is not None
-            done = self._put_back({job_id: run_at}, notify=notify, limited=limited)
+            done = self.put_back({job_id: run_at}, notify=notify, limited=limited)
             return Change.REQUEUED if done else Change.UNCHANGED
 
         return self._taking_key(requeue, job_id, job.queue, new.get("unique_key", job.unique_key))
-
-    def requeue_first(
-        self, times: Mapping[int, datetime | None], *, notify: bool
-    ) -> dict[int, Change]:
-        """Put the first of these jobs back at once, up to one that needs :meth:`requeue`: one that
-        has not ended, has a unique key, a message or a lease, or is locked by another transaction.
-
-        Never waits.  Each job is due at its time; None means now.  Returns the result for each;
-        empty if the very first needs a requeue of its own.
-        """
-        free = dict(fetch(self._executor, lock_free_jobs(), {"wanted": _document_of(times)}))
-        first = list(takewhile(free.__contains__, times))
-        done: set[int] = set()
-        for limited in (False, True):
-            some = {job_id: times[job_id] for job_id in first if free[job_id] is limited}
-            if some:
-                done |= self._put_back(some, notify=notify, limited=limited)
-        # Unchanged is one that a worker has claimed since it was locked.
-        return {job_id: Change.REQUEUED if job_id in done else Change.UNCHANGED for job_id in first}
 
     def run_now(self, job_id: int, *, notify: bool) -> Change:
         """Make a waiting job due now; any other job stays as it is."""
@@ -580,6 +564,12 @@ class Jobs:
         if moved is None and job.limit_keys is not None:
             moved = self._run(run_waiting_now(notify=notify), job_id).first()
         return Change.UNCHANGED if moved is None else Change.DUE_NOW
+
+    def with_keys(self, keys: Sequence[str], queue: str | None) -> list[int]:
+        """The unfinished jobs that hold these unique keys, in a queue or in all."""
+        parameters = {"keys": array_of(keys)} | ({} if queue is None else {"queue": queue})
+        statement = jobs_with_keys(in_one_queue=queue is not None)
+        return [row[0] for row in self._executor.execute(statement, parameters)]
 
     def values(self, job_id: int, *, with_args: bool = True) -> JobValues:
         """What an operator may change of a job; raises JobNotFound.  Locks nothing."""
@@ -650,11 +640,12 @@ class Jobs:
             Violation(*row) for row in self._executor.execute(invariants.invariant_violations())
         ]
 
-    def _put_back(
+    def put_back(
         self, times: Mapping[int, datetime | None], *, notify: bool, limited: bool
     ) -> set[int]:
+        """Put failed or cancelled jobs back, whose rows the caller has locked; returns them."""
         statement = requeue_jobs(notify=notify, limited=limited)
-        return {row[0] for row in fetch(self._executor, statement, {"wanted": _document_of(times)})}
+        return {row[0] for row in fetch(self._executor, statement, {"wanted": document_of(times)})}
 
     def _run(self, statement: Any, job_id: int) -> Any:
         return self._executor.execute(statement, {"job_id": job_id})
@@ -690,7 +681,7 @@ class Jobs:
         raise job_not_found(self._executor, job_id)
 
 
-def _document_of(times: Mapping[int, datetime | None]) -> str:
+def document_of(times: Mapping[int, datetime | None]) -> str:
     return json.dumps(
         [{"id": job_id, "run_at": at and at.isoformat()} for job_id, at in times.items()]
     )

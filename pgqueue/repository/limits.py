@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Insert
 from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.orm import Session
 
 from pgqueue.repository.admit import ONE, pause_of, with_state
 from pgqueue.repository.fast_path import fetch
@@ -19,6 +18,7 @@ from pgqueue.repository.messages import each_in_key
 from pgqueue.repository.reading import readable, span
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
+    Executor,
     clock,
     count_rows,
     document,
@@ -242,7 +242,7 @@ class LimitState(NamedTuple):
 class Limits:
     """The limits that are declared, and what is under them, behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def rules(self) -> dict[str, Rule]:

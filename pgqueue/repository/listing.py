@@ -7,16 +7,16 @@ are read backwards from the newest row of ``jobs``.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import Session
 
 from pgqueue.models import SCHEMA, Job, JobStatus
 from pgqueue.repository.admit import Admissions
@@ -26,7 +26,9 @@ from pgqueue.repository.reading import moment, readable, span
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     NEWLINE,
+    PLACE,
     SUCCEEDED,
+    Executor,
     array_of,
     array_parameter,
     batch_jobs,
@@ -34,6 +36,7 @@ from pgqueue.repository.tables import (
     clock,
     count_rows,
     dead_letters,
+    is_key_across_queues,
     job_attempts,
     jobs,
     leases,
@@ -56,6 +59,11 @@ MOST_BATCHES = 20
 UNFINISHED = (JobStatus.PENDING, JobStatus.BLOCKED, JobStatus.RUNNING)
 MESSAGES = {JobStatus.PENDING: message_queue, JobStatus.BLOCKED: waiting_messages}
 """The tables that have the messages of jobs that wait."""
+MESSAGE_KEYS = {
+    message_queue: (*PLACE, "id", "target_id"),
+    waiting_messages: ("limit_keys", *PLACE, "target_id"),
+}
+"""The columns that find one message, and its job."""
 
 
 class JobConditions(TypedDict, total=False):
@@ -67,6 +75,21 @@ class JobConditions(TypedDict, total=False):
     batch: int | None
     limit_key: str | None
     unique_key: str | None
+
+
+class Conditions(JobConditions, total=False):
+    """The conditions of a :class:`Selection`."""
+
+    before: int | None
+    after: int | None
+    error: str | int | None
+    text: str | None
+    args: Mapping[str, Any] | None
+    created_after: datetime | timedelta | None
+    created_before: datetime | timedelta | None
+    took: timedelta | None
+    are_due: bool | None
+    are_retried: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,24 +227,82 @@ def has_limit_key(key: str) -> sa.ColumnElement[bool]:
 
 
 def job_ids(
-    which: JobFilter, *, limit: int | None, newest_first: bool
+    which: JobFilter, *, limit: int | None, newest_first: bool = False, with_messages: bool = False
 ) -> sa.Select[*tuple[Any, ...]]:
-    """The ids of matching jobs, in order."""
+    """The ids of matching jobs, in order; with the message of each that waits, if wanted."""
 
     def first(
         ids: sa.Select[*tuple[Any, ...]], id: sa.ColumnElement[int]
     ) -> sa.Select[*tuple[Any, ...]]:
         return ids.order_by(id.desc() if newest_first else id).limit(limit)
 
-    if not which.statuses:
-        return first(sa.select(jobs.c.id).where(*which.words(jobs, jobs.c.id)), jobs.c.id)
     branches = []
     for status in sorted(which.statuses):
-        ids, id = _standing_in(status, which, newest_first=newest_first)
+        ids, id = _standing_in(
+            status, which, newest_first=newest_first, with_messages=with_messages
+        )
         # Each in a subquery of its own; otherwise the limit of one would apply to all.
         branches.append(sa.select(first(ids, id).subquery()))
+    if not branches:
+        columns = [jobs.c.id, *([NO_MESSAGE] if with_messages else [])]
+        return first(sa.select(*columns).where(*which.words(jobs, jobs.c.id)), jobs.c.id)
     found = sa.union(*branches).subquery("ids")
-    return first(sa.select(found.c.id), found.c.id)
+    return first(sa.select(found), found.c.id)
+
+
+NO_MESSAGE = sa.literal_column("NULL::jsonb", JSONB).label("message")
+
+
+def _message_in(table: sa.Table) -> sa.ColumnElement[Any]:
+    """The table of a message, and its key, as texts that lose nothing."""
+    named = {name: sa.cast(table.c[name], sa.Text) for name in MESSAGE_KEYS[table]}
+    given = {"table": sa.literal_column(f"'{table.name}'", sa.Text), **named}
+    parts = [(sa.literal_column(f"'{name}'", sa.Text), value) for name, value in given.items()]
+    return pg.jsonb_build_object(*chain.from_iterable(parts), type_=JSONB).label("message")
+
+
+def number_of_jobs(which: JobFilter, *, limit: int | None) -> sa.Executable:
+    """How many jobs match, up to a limit."""
+    ids = job_ids(which, limit=limit).subquery("found")
+    return sa.select(count_rows()).select_from(ids)
+
+
+def number_of_taken_keys(which: JobFilter, *, limit: int) -> sa.Executable:
+    """How many of these ended jobs have a unique key that another job holds."""
+    ids = job_ids(which, limit=limit).subquery("found")
+    # One probe of an index for each job: as a join, this could read all of `jobs`.
+    held = sa.alias(jobs, "held")
+    in_queue = sa.exists(held.c.id).where(
+        held.c.queue == jobs.c.queue,
+        held.c.held_unique_key == jobs.c.unique_key,
+        held.c.held_unique_key.is_not(None),
+    )
+    across = sa.exists(held.c.id).where(
+        held.c.held_unique_key == jobs.c.unique_key, is_key_across_queues(held)
+    )
+    return (
+        sa.select(count_rows())
+        .select_from(ids.join(jobs, jobs.c.id == ids.c.id))
+        .where(jobs.c.unique_key.is_not(None), sa.or_(in_queue, across))
+    )
+
+
+def matching_ids(which: JobFilter) -> sa.Executable:
+    """Those of some ids whose jobs match, whatever their status."""
+    given = jobs.c.id == sa.any_(array_parameter("ids", sa.BigInteger))
+    return sa.select(jobs.c.id).where(given, *which.words(jobs, jobs.c.id)).order_by(jobs.c.id)
+
+
+@cache
+def id_above() -> sa.Executable:
+    """The id of the job that comes so many above another id."""
+    size = sa.bindparam("size", type_=sa.BigInteger)
+    rows = (
+        sa.select(jobs.c.id)
+        .where(jobs.c.id > sa.bindparam("after", type_=sa.BigInteger))
+        .order_by(jobs.c.id)
+    )
+    return rows.offset(size - sa.literal_column("1", sa.BigInteger)).limit(1)
 
 
 NOT_YOURS = "(not readable by this role)"
@@ -336,16 +417,18 @@ def _if_shown(column: sa.Column[Any], hidden: frozenset[str]) -> sa.ColumnElemen
 
 
 def _standing_in(
-    status: JobStatus, which: JobFilter, *, newest_first: bool
+    status: JobStatus, which: JobFilter, *, newest_first: bool, with_messages: bool
 ) -> tuple[sa.Select[*tuple[Any, ...]], sa.ColumnElement[int]]:
     """The ids of the jobs of one status, and the column that orders them."""
+    message: list[sa.ColumnElement[Any]] = [NO_MESSAGE] if with_messages else []
     match status:
         case JobStatus.PENDING | JobStatus.BLOCKED:
             # From the messages: the backlog limits their number, and nothing limits that of jobs.
             table = MESSAGES[status]
             target = table.c.target_id
             leased = sa.exists().where(leases.c.target_id == target)
-            messages = sa.select(target).where(~leased, *which.words(table, target))
+            key = [_message_in(table)] if with_messages else []
+            messages = sa.select(target, *key).where(~leased, *which.words(table, target))
             order = target.desc() if newest_first else target
             ordered = messages.order_by(order).subquery("messages")
             # OFFSET 0 makes the planner read each job by its key, while messages are read in their
@@ -356,18 +439,18 @@ def _standing_in(
                 .offset(AS_IT_STANDS)
                 .lateral("unfinished")
             )
-            ids = sa.select(ordered.c.target_id.label("id")).join(unfinished, sa.true())
-            return ids, ordered.c.target_id
+            columns = [ordered.c.target_id.label("id"), *list(ordered.c)[1:]]
+            return sa.select(*columns).join(unfinished, sa.true()), ordered.c.target_id
         case JobStatus.FAILED | JobStatus.CANCELLED:
             letter = dead_letters.c.job_id
             died = dead_letters.c.outcome == sa.literal_column(f"'{status.value}'")
             words = which.words(dead_letters, letter)
-            return sa.select(letter.label("id")).where(died, *words), letter
+            return sa.select(letter.label("id"), *message).where(died, *words), letter
         case JobStatus.SUCCEEDED:
             words = [jobs.c.outcome == SUCCEEDED, *which.words(jobs, jobs.c.id)]
         case _:
             words = [Job.status == status, *which.words(jobs, jobs.c.id)]
-    return sa.select(jobs.c.id).where(*words), jobs.c.id
+    return sa.select(jobs.c.id, *message).where(*words), jobs.c.id
 
 
 @cache
@@ -390,6 +473,18 @@ def first_failure() -> sa.Executable:
         .order_by(attempt.finished_at)
         .limit(1)
     )
+
+
+class FoundJob(NamedTuple):
+    """A job that matches."""
+
+    id: int
+    message: Mapping[str, str] | None = None
+    """Of a job that waits: the table and the key of its message."""
+
+    def stands_in(self, table: sa.Table) -> bool:
+        """Whether its message is in this table."""
+        return self.message is not None and self.message["table"] == table.name
 
 
 class Holder(NamedTuple):
@@ -477,13 +572,36 @@ class JobDetails:
 class Listing:
     """Reads the jobs behind one Session or Connection for an operator."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def ids(self, which: JobFilter, *, limit: int | None = None) -> list[int]:
         """The ids of all matching jobs, or of the oldest of them, in ascending order."""
         ids = job_ids(which, limit=limit, newest_first=False)
         return [row[0] for row in self._executor.execute(ids)]
+
+    def found(self, which: JobFilter, *, limit: int) -> list[FoundJob]:
+        """The oldest jobs that match, in ascending order, with the messages of those that wait."""
+        ids = job_ids(which, limit=limit, with_messages=True)
+        return [FoundJob(*row) for row in self._executor.execute(ids)]
+
+    def matching(self, which: JobFilter, ids: Sequence[int]) -> list[int]:
+        """Those of these ids whose jobs match, whatever their status, in ascending order."""
+        parameters = {"ids": array_of(map(str, ids))}
+        return [row[0] for row in self._executor.execute(matching_ids(which), parameters)]
+
+    def count(self, which: JobFilter, *, limit: int | None = None) -> int:
+        """How many jobs match; at most ``limit``."""
+        return int(self._executor.execute(number_of_jobs(which, limit=limit)).scalar_one())
+
+    def taken_keys(self, which: JobFilter, *, limit: int) -> int:
+        """Of the oldest jobs that match, how many cannot be requeued: their key is taken."""
+        statement = number_of_taken_keys(which, limit=limit)
+        return int(self._executor.execute(statement).scalar_one())
+
+    def next_id(self, after: int, *, size: int) -> int | None:
+        """The id that has so many jobs of any kind between it and ``after``; None at the end."""
+        return self._executor.execute(id_above(), {"after": after, "size": size}).scalar()
 
     def arguments(self, job_ids: Iterable[int]) -> dict[int, Any]:
         """The arguments of some jobs; none if this role may not read them."""

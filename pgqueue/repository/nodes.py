@@ -7,12 +7,11 @@ sequence behind the ids: every role may read it, and no table is needed.
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from pgqueue.errors import JobNotFound, RowsHidden
 from pgqueue.models import SCHEMA
 from pgqueue.repository.row_security import rows_hidden
-from pgqueue.repository.tables import jobs, sees_all
+from pgqueue.repository.tables import Executor, jobs, sees_all
 
 BITS = 44
 """Of an id, those below the number of its node: room for 11 years of 50,000 ids a second."""
@@ -36,13 +35,13 @@ _NUMBER = sa.text(
 )
 
 
-def read_number(executor: Session | sa.Connection) -> int | None:
+def read_number(executor: Executor) -> int | None:
     """The number of this database: 0 if it has none, None if it has no tables."""
     number: int | None = executor.execute(_NUMBER).scalar()
     return number
 
 
-def job_not_found(executor: Session | sa.Connection, job_id: int) -> JobNotFound | RowsHidden:
+def job_not_found(executor: Executor, job_id: int) -> JobNotFound | RowsHidden:
     """The error for an id that no job of this database has; it says of which node the id is.
 
     RowsHidden if the job may exist, and this role may not see it.

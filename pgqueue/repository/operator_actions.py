@@ -12,17 +12,14 @@ from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from pgqueue.models import SCHEMA
-from pgqueue.repository.listing import JobFilter, job_ids
 from pgqueue.repository.reading import EPOCH, moment, readable
 from pgqueue.repository.tables import (
+    Executor,
     array_of,
     array_parameter,
     clock,
-    count_rows,
-    is_key_across_queues,
     jobs,
     json_parameter,
     operator_actions,
@@ -34,17 +31,6 @@ KEPT = timedelta(days=90)
 """How long an action is kept, as failed jobs are by default."""
 MOST_IDS = 20
 """Changed jobs that a row names."""
-
-KNOWN_ACTIONS = (
-    *("requeue", "cancel", "kill", "run_now", "change", "enqueue"),
-    *("pause_queue", "resume_queue", "pause_task", "resume_task", "pause_key", "resume_key"),
-    "set_limit",
-    *("pause_schedule", "resume_schedule", "trigger_schedule", "remove_schedule"),
-    "quiet",
-    "mute_error",
-    "continue",
-)
-"""The actions that this version writes."""
 
 MOST_CONTINUED = 100
 """Entries of one user that are looked at."""
@@ -127,40 +113,8 @@ def now_and_last_job() -> sa.Executable:
     return sa.select(moment(clock()), pg.max(jobs.c.id, type_=sa.BigInteger))
 
 
-def number_of_jobs(which: JobFilter, *, limit: int | None) -> sa.Executable:
-    """How many jobs match, up to a limit."""
-    ids = job_ids(which, limit=limit, newest_first=False).subquery("found")
-    return sa.select(count_rows()).select_from(ids)
-
-
-def number_of_taken_keys(which: JobFilter, *, limit: int) -> sa.Executable:
-    """How many of these ended jobs have a unique key that another job holds."""
-    ids = job_ids(which, limit=limit, newest_first=False).subquery("found")
-    # One probe of an index for each job: as a join, this could read all of `jobs`.
-    held = sa.alias(jobs, "held")
-    in_queue = sa.exists(held.c.id).where(
-        held.c.queue == jobs.c.queue,
-        held.c.held_unique_key == jobs.c.unique_key,
-        held.c.held_unique_key.is_not(None),
-    )
-    across = sa.exists(held.c.id).where(
-        held.c.held_unique_key == jobs.c.unique_key, is_key_across_queues(held)
-    )
-    return (
-        sa.select(count_rows())
-        .select_from(ids.join(jobs, jobs.c.id == ids.c.id))
-        .where(jobs.c.unique_key.is_not(None), sa.or_(in_queue, across))
-    )
-
-
-def matching_ids(which: JobFilter) -> sa.Executable:
-    """Those of some ids whose jobs match, whatever their status."""
-    given = jobs.c.id == sa.any_(array_parameter("ids", sa.BigInteger))
-    return sa.select(jobs.c.id).where(given, *which.words(jobs, jobs.c.id)).order_by(jobs.c.id)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+class LogEntry:
     """An action of an operator; the fields are those of :class:`OperatorAction`."""
 
     id: int | None = None
@@ -185,7 +139,7 @@ class Action:
 class OperatorActions:
     """The log behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def may_write(self) -> bool:
@@ -196,7 +150,7 @@ class OperatorActions:
         now, last_id = self._executor.execute(now_and_last_job()).one()
         return now, last_id or 0
 
-    def add(self, new: Action) -> Action:
+    def add(self, new: LogEntry) -> LogEntry:
         """Write an action that is done or, with ``last_id``, one that begins; returns it with its
         id."""
         parameters = {
@@ -213,16 +167,16 @@ class OperatorActions:
         id, at = self._executor.execute(add_action(), parameters).one()
         return replace(new, id=id, at=at)
 
-    def move(self, moved: Action, *, is_finished: bool) -> None:
+    def move(self, moved: LogEntry, *, is_finished: bool) -> None:
         """Write how far an action has come, which :meth:`locked` has returned in this
         transaction."""
         values = _values(moved, is_finished=is_finished)
         self._executor.execute(move_action(), {"action_id": moved.id, **values})
 
-    def one(self, id: int) -> Action | None:
+    def one(self, id: int) -> LogEntry | None:
         return self._one(id, lock=False)
 
-    def locked(self, id: int) -> Action | None:
+    def locked(self, id: int) -> LogEntry | None:
         """The action as it is now; other processes wait until this transaction ends."""
         return self._one(id, lock=True)
 
@@ -234,7 +188,7 @@ class OperatorActions:
         action: str | None = None,
         before: int | None = None,
         unfinished: bool = False,
-    ) -> list[Action]:
+    ) -> list[LogEntry]:
         """The newest actions; ``before``: an id, for the next page."""
         given = {"of_actor": actor, "of_action": action, "before_id": before}
         statement = newest_actions(
@@ -247,20 +201,6 @@ class OperatorActions:
         rows = self._executor.execute(statement, {**parameters, "limit": limit}).mappings()
         return [_read(row) for row in rows]
 
-    def number_of_jobs(self, which: JobFilter, *, limit: int | None = None) -> int:
-        """How many jobs match; at most ``limit``."""
-        return int(self._executor.execute(number_of_jobs(which, limit=limit)).scalar_one())
-
-    def number_of_taken_keys(self, which: JobFilter, *, limit: int) -> int:
-        """Of the oldest jobs that match, how many cannot be requeued: their key is taken."""
-        statement = number_of_taken_keys(which, limit=limit)
-        return int(self._executor.execute(statement).scalar_one())
-
-    def matching(self, which: JobFilter, ids: Sequence[int]) -> list[int]:
-        """Those of these ids whose jobs match, whatever their status, in ascending order."""
-        parameters = {"ids": array_of(map(str, ids))}
-        return [row[0] for row in self._executor.execute(matching_ids(which), parameters)]
-
     def has_continued(self, actor: str, action_id: int) -> bool:
         """Whether the log says that somebody has gone on with an action of another."""
         theirs = self.newest(limit=MOST_CONTINUED, actor=actor, action="continue")
@@ -270,21 +210,21 @@ class OperatorActions:
         """Delete the actions whose time is over."""
         self._executor.execute(prune_actions())
 
-    def _one(self, id: int, *, lock: bool) -> Action | None:
+    def _one(self, id: int, *, lock: bool) -> LogEntry | None:
         rows = self._executor.execute(action(lock=lock), {"action_id": id}).mappings()
         row = rows.one_or_none()
         return None if row is None else _read(row)
 
 
-def _read(row: sa.RowMapping) -> Action:
+def _read(row: sa.RowMapping) -> LogEntry:
     """An action.  Documents that are no objects, which only a hand can have written, are empty."""
     documents = {
         name: row[name] if isinstance(row[name], dict) else {} for name in ("target", "options")
     }
-    return Action(**{**row, **documents})
+    return LogEntry(**{**row, **documents})
 
 
-def _values(moved: Action, *, is_finished: bool) -> dict[str, Any]:
+def _values(moved: LogEntry, *, is_finished: bool) -> dict[str, Any]:
     return {
         "jobs": moved.jobs,
         "skipped": moved.skipped,

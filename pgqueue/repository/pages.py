@@ -17,7 +17,6 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from pgqueue.errors import OptionError
 from pgqueue.models import Job, JobStatus
@@ -26,6 +25,7 @@ from pgqueue.repository.messages import waiting_pairs
 from pgqueue.repository.reading import EPOCH, moment, readable
 from pgqueue.repository.tables import (
     SUCCEEDED,
+    Executor,
     array_of,
     array_parameter,
     batch_jobs,
@@ -173,13 +173,6 @@ def id_below(table: sa.Table) -> sa.Executable:
 
 
 @cache
-def id_above() -> sa.Executable:
-    """The id of the job that comes so many above another id."""
-    rows = sa.select(jobs.c.id).where(jobs.c.id > _bound("after")).order_by(jobs.c.id)
-    return rows.offset(_bound("size") - sa.literal_column("1", sa.BigInteger)).limit(1)
-
-
-@cache
 def ids_of_batch() -> sa.Executable:
     id = batch_jobs.c.job_id
     of_batch = batch_jobs.c.batch_id == _bound("batch_id")
@@ -320,7 +313,7 @@ class Windows(Protocol[Start]):
 class Ids:
     """Jobs by descending ids; a part ends at the id of a row of ``table``."""
 
-    def __init__(self, executor: Session | sa.Connection, which: JobFilter) -> None:
+    def __init__(self, executor: Executor, which: JobFilter) -> None:
         self._executor, self._which = executor, which
         self._table = _table_of_windows(which)
 
@@ -343,7 +336,7 @@ class Ids:
 class Places:
     """Pending jobs in the order of claims."""
 
-    def __init__(self, executor: Session | sa.Connection, which: JobFilter) -> None:
+    def __init__(self, executor: Executor, which: JobFilter) -> None:
         self._executor, self._which = executor, which
         words = which.words(message_queue, message_queue.c.target_id)
         self._every_message_fits = len(words) == len(which.words_of_place(message_queue))
@@ -378,9 +371,7 @@ class Pages:
     ``patience``: how long a page is searched, by default :data:`PATIENCE`; at least one part is.
     """
 
-    def __init__(
-        self, executor: Session | sa.Connection, *, patience: timedelta | None = None
-    ) -> None:
+    def __init__(self, executor: Executor, *, patience: timedelta | None = None) -> None:
         self._executor = executor
         self._patience = (PATIENCE if patience is None else patience).total_seconds()
 

@@ -9,13 +9,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from pgqueue.models.job_status import status_of
 from pgqueue.repository.batches import is_in_open_batch
 from pgqueue.repository.references import Reference, is_free, read_references
 from pgqueue.repository.tables import (
     CANCELLED,
+    Executor,
     among,
     batch_jobs,
     batches,
@@ -145,7 +145,7 @@ class DueJobs(NamedTuple):
 class Pruning:
     """The ended jobs behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def try_lock(self) -> bool:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.orm import Session
 
 from pgqueue.repository.buckets import bucket_of, first_bucket, in_all_buckets
 from pgqueue.repository.messages import waiting_pairs
 from pgqueue.repository.reading import moment, span
 from pgqueue.repository.tables import (
+    Executor,
     array_of,
     array_parameter,
     count_rows,
@@ -352,7 +352,7 @@ class DepthPoint(NamedTuple):
 class QueueMinutes:
     """The minutes behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def try_lock(self) -> bool:

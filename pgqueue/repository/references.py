@@ -5,9 +5,9 @@ from functools import cache
 from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from pgqueue.models import SCHEMA
+from pgqueue.repository.tables import Executor
 
 
 class Reference(NamedTuple):
@@ -49,7 +49,7 @@ def find_references() -> sa.Executable:
     )
 
 
-def read_references(executor: Session | sa.Connection) -> tuple[Reference, ...]:
+def read_references(executor: Executor) -> tuple[Reference, ...]:
     return tuple(Reference(*row) for row in executor.execute(find_references()))
 
 

@@ -12,10 +12,9 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import Session
 
 from pgqueue.repository.settle import free_among, write_outcomes
-from pgqueue.repository.tables import CRASH, clock, jobs, leases, sees_all, workers
+from pgqueue.repository.tables import CRASH, Executor, clock, jobs, leases, sees_all, workers
 
 LIMIT = sa.bindparam("limit", type_=sa.Integer)
 
@@ -142,7 +141,7 @@ class SeenWorker(NamedTuple):
 class Rescues:
     """The dead workers, behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def declare_dead(self, member: SeenWorker) -> bool:

@@ -10,10 +10,10 @@ from functools import cache
 from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from pgqueue.errors import RowsHidden
 from pgqueue.models.base import SCHEMA, Base
+from pgqueue.repository.tables import Executor
 
 OURS = ", ".join(f"'{table.name}'" for table in Base.metadata.sorted_tables)
 """The names of our tables.  An application may have others in our schema."""
@@ -62,17 +62,17 @@ class Filtered(NamedTuple):
     """The roles that may read it, and do not see all of its rows."""
 
 
-def filtered_tables(executor: Session | sa.Connection) -> list[Filtered]:
+def filtered_tables(executor: Executor) -> list[Filtered]:
     return [Filtered(*row) for row in executor.execute(filtered_roles())]
 
 
-def refuse_hidden(executor: Session | sa.Connection) -> None:
+def refuse_hidden(executor: Executor) -> None:
     """Raise RowsHidden if a row that was not found may be hidden."""
     if executor.execute(hidden_tables()).first() is not None:
         raise rows_hidden(executor)
 
 
-def rows_hidden(executor: Session | sa.Connection) -> RowsHidden:
+def rows_hidden(executor: Executor) -> RowsHidden:
     """The error for a transaction whose role does not see all of our rows."""
     found = executor.execute(hidden_tables()).all()
     role = found[0][1] if found else "of this transaction"

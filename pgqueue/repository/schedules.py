@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from pgqueue.checks import TASK_NAME, shown
 from pgqueue.errors import DuplicateSchedule, ScheduleNotFound
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository.reading import moment, readable
 from pgqueue.repository.tables import (
+    Executor,
     array_of,
     array_parameter,
     clock,
@@ -345,7 +345,7 @@ class Moved(NamedTuple):
 class ScheduleRows:
     """The schedules behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def due(self, tasks: str, *, after: DueSchedule | None, limit: int) -> list[DueSchedule]:

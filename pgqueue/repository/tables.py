@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import Session
 from sqlalchemy.types import TypeEngine
 
 from pgqueue.models import (
@@ -34,6 +35,9 @@ from pgqueue.models import (
 )
 from pgqueue.outcomes import ErrorReport
 from pgqueue.rules.unique import KEY_ACROSS_QUEUES, KEY_OF_PERIOD
+
+Executor = Session | sa.Connection
+"""What a statement is run by."""
 
 
 def _table(model: type[Any]) -> sa.Table:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, Insert, aggregate_order_by
 from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.orm import Session
 
 from pgqueue.repository.buckets import bucket_of, first_bucket, in_all_buckets
 from pgqueue.repository.tables import (
+    Executor,
     count_rows,
     document,
     equal,
@@ -263,7 +263,7 @@ class AttemptPoint(NamedTuple):
 class TaskMinutes:
     """The minutes behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from pgqueue.repository.health import is_live, serves
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import (
+    Executor,
     count_rows,
     jobs,
     leases,
@@ -147,7 +147,7 @@ class Wait(NamedTuple):
 class Waits:
     """The jobs that wait, behind one Session or Connection."""
 
-    def __init__(self, executor: Session | sa.Connection) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def of(self, job: Mapping[str, Any], *, is_due: bool, is_blocked: bool) -> Wait:

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 from pgqueue.checks import check_start, check_whole
 from pgqueue.errors import ArgumentsError, OptionError
@@ -45,6 +45,37 @@ class Changes:
     @property
     def has_args(self) -> bool:
         return self.args is not None
+
+    @property
+    def for_log(self) -> dict[str, Any]:
+        """The same as JSON data; of arguments only their names, as values may be secret."""
+        run_at = None if self.run_at is None else self.run_at.isoformat()
+        args = None if self.args is None else sorted(self.args)
+        given = {"priority": self.priority, "run_at": run_at, "args": args}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @classmethod
+    def from_log(cls, logged: Mapping[str, Any]) -> Self | None:
+        """What the log says; None if nothing is to be changed."""
+        priority, run_at = logged.get("priority"), logged.get("run_at")
+        if priority is None and run_at is None:
+            return None
+        return cls(
+            priority=priority, run_at=None if run_at is None else datetime.fromisoformat(run_at)
+        )
+
+    def from_now(self, now: datetime) -> Self:
+        """The same with a time in place of a delay."""
+        if self.delay is None:
+            return self
+        return replace(self, delay=None, run_at=now + self.delay)
+
+    def place(self) -> NewValues | None:
+        """The new priority and time; None if arguments change too."""
+        if self.args is not None or self.delay is not None:
+            return None
+        given = {"priority": self.priority, "run_at": self.run_at}
+        return {name: value for name, value in given.items() if value is not None}
 
     def of(self, job: JobValues, find: Find) -> dict[str, Any]:
         """Return the values that differ from those of the job; ``args`` as a dict.

@@ -10,11 +10,11 @@ from sqlalchemy import Engine, text
 from visitor import Visitor, words_of
 
 from chaos.interleavings.logical_workers import execute
-from pgqueue import JobStatus, bulk
+from pgqueue import JobStatus
 from pgqueue.dashboard import RIGHTS
 from pgqueue.dashboard.pages import actions
-from pgqueue.repository.listing import JobFilter
-from pgqueue.repository.operator_actions import Action, OperatorActions
+from pgqueue.operations import Operator, Selection, engine, selection
+from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 
 FAILED = "status:failed"
 ALL = {"action": "requeue", "q": FAILED}
@@ -31,7 +31,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actions, "LONGEST_WORK", 600)
 
 
-def logged(shop: Shop) -> list[Action]:
+def logged(shop: Shop) -> list[LogEntry]:
     with shop.queue.session() as session:
         return OperatorActions(session).newest(limit=99)
 
@@ -67,9 +67,7 @@ class TestSelected:
         assert (action.target, action.jobs) == ({"jobs": [first, third]}, 2)
         assert action.finished_at is not None
 
-    def test_what_is_left_as_it_is_is_told_and_nothing_changed_is_not_logged(
-        self, shop: Shop
-    ) -> None:
+    def test_what_is_left_as_it_is_is_told_and_logged(self, shop: Shop) -> None:
         [failed] = shop.fail()
         [waiting] = shop.enqueue()
         ann = Visitor(shop.queue)
@@ -78,10 +76,10 @@ class TestSelected:
         again = ann.post("/actions/requeue", {"action": "requeue", "id": [failed, waiting]})
 
         told = words_of(ann.get(both.headers["Location"].replace("/?", "/you?")).text)
-        assert f"1 job requeued; 1 left as they are: {waiting}: unchanged, because" in told
+        assert f"1 job requeued, 1 skipped, such as {waiting}: unchanged, because" in told
         assert again.status_code == 409
         assert "its status is pending" in again.text
-        assert len(logged(shop)) == 1
+        assert [(one.jobs, one.skipped) for one in logged(shop)] == [(0, 2), (1, 1)]
 
     @pytest.mark.parametrize(
         ("right", "action"), [("requeue", "cancel"), ("cancel", "requeue"), ("requeue", "drop")]
@@ -131,7 +129,8 @@ class TestAllThatMatch:
     def test_many_are_counted_up_to_a_number(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(bulk, "MOST_COUNTED", 2)
+        monkeypatch.setattr(selection, "MOST_COUNTED", 2)
+        monkeypatch.setattr(actions, "MOST_COUNTED", 2)
         shop.fail(3)
 
         assert "Requeue 2+ jobs?" in Visitor(shop.queue).text(f"/actions/preview?q={FAILED}")
@@ -156,6 +155,7 @@ class TestAllThatMatch:
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(actions, "LONGEST_WORK", 0)
+        monkeypatch.setattr(engine, "PORTION", 100)
         shop.fail(250)
         ann = Visitor(shop.queue)
 
@@ -179,6 +179,7 @@ class TestAllThatMatch:
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(actions, "LONGEST_WORK", 0)
+        monkeypatch.setattr(engine, "PORTION", 100)
         shop.fail(150)
         Visitor(shop.queue).post("/actions/requeue", ALL)
         monkeypatch.setattr(actions, "LONGEST_WORK", 600)
@@ -200,6 +201,7 @@ class TestAllThatMatch:
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch, scope: Any
     ) -> None:
         monkeypatch.setattr(actions, "LONGEST_WORK", 0)
+        monkeypatch.setattr(engine, "PORTION", 100)
         shop.fail(150, queue="mail")
         begun = Visitor(shop.queue, queues={"mail"}).post("/actions/requeue", ALL)
 
@@ -222,11 +224,13 @@ class TestAllThatMatch:
             alone = ann.post(f"/jobs/{ids[1]}/requeue")
             all_of_them = ann.post("/actions/requeue", ALL)
 
-        assert (selected.status_code, alone.status_code) == (409, 503)
-        assert f"another transaction has locked job {ids[1]}" in selected.text
-        assert "another transaction has locked what this page needs" in alone.text
+        assert alone.status_code == 409
+        assert f"job {ids[1]}: locked, because another transaction" in alone.text
+        assert f"2 jobs requeued, 1 skipped, such as {ids[1]}: locked" in ann.text(
+            selected.headers["Location"]
+        )
         told = ann.text(all_of_them.headers["Location"])
-        assert f"2 jobs requeued, 1 skipped, such as {ids[1]}: locked" in told
+        assert f"such as {ids[1]}: locked" in told
 
     def test_a_user_with_a_scope_changes_only_jobs_in_it(self, shop: Shop) -> None:
         shop.fail(2, queue="mail")
@@ -244,6 +248,7 @@ class TestAllThatMatch:
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(actions, "LONGEST_WORK", 0)
+        monkeypatch.setattr(engine, "PORTION", 100)
         shop.fail(150)
         Visitor(shop.queue).post("/actions/requeue", ALL)
         eve = Visitor(shop.queue, user="eve", queues={"default"})
@@ -257,6 +262,7 @@ class TestAllThatMatch:
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(actions, "LONGEST_WORK", 0)
+        monkeypatch.setattr(engine, "PORTION", 100)
         shop.fail(350)
         Visitor(shop.queue).post("/actions/requeue", ALL)
         dora = Visitor(shop.queue, user="dora")
@@ -271,9 +277,7 @@ class TestAllThatMatch:
 
     def test_to_go_on_needs_the_right_of_the_action(self, shop: Shop) -> None:
         shop.fail()
-        with shop.queue.session() as session, session.begin():
-            new = bulk.action_on_filter(session, "cancel", JobFilter(), actor="ann")
-            OperatorActions(session).add(new)
+        Operator(shop.queue, "ann").start("cancel", Selection(queue="default"))
         visitor = Visitor(shop.queue, rights={"view", "requeue"})
 
         assert visitor.post("/actions/requeue", {"go_on": 1}).status_code == 403

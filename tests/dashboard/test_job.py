@@ -313,8 +313,8 @@ def test_a_button_changes_one_job_and_logs_it(queue: PgQueue, engine: Engine) ->
     assert job(engine, 1).status == "cancelled"
     logged = [(one.actor, one.action, one.target, one.reason) for one in actions(engine)]
     assert logged == [
-        ("eve", "requeue", {"job": 1}, "mended"),
-        ("eve", "cancel", {"job": 1}, ""),
+        ("eve", "requeue", {"jobs": [1]}, "mended"),
+        ("eve", "cancel", {"jobs": [1]}, ""),
     ]
     assert [one.first_ids for one in actions(engine)] == [[1], [1]]
 
@@ -337,7 +337,7 @@ def test_an_action_that_a_worker_has_outrun_says_so_and_is_not_logged(
     response = Visitor(queue).post(f"/jobs/1/{action}")
 
     assert response.status_code == 409
-    assert "job 1 is succeeded by now; nothing was changed" in response.text
+    assert "nothing was changed: job 1: unchanged, because its status is succeeded" in response.text
     assert actions(engine) == []
 
 

@@ -113,11 +113,11 @@ class TestEdit:
         assert (job.args, job.priority) == ({"to": "bob", "copies": 2}, 1)
         assert job.run_at == datetime(2100, 1, 1, 12, tzinfo=UTC)
         [action] = actions(engine)
-        assert (action.action, action.reason, action.target) == ("change", "moved", {"job": 1})
-        assert action.after == {
+        assert (action.action, action.reason, action.target) == ("change", "moved", {"jobs": [1]})
+        assert action.options == {
             "priority": 1,
             "run_at": "2100-01-01T12:00:00+00:00",
-            "arguments": ["to"],
+            "args": ["to"],
         }
         assert action.before is not None
         assert action.before["priority"] == 5

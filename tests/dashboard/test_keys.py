@@ -7,12 +7,12 @@ from sqlalchemy import Engine, text
 from visitor import SECRET, Visitor
 
 from pgqueue import Limit, PgQueue, Unique
-from pgqueue.bulk import document_of
 from pgqueue.dashboard import RIGHTS
 from pgqueue.dashboard.pages import ROUTES
+from pgqueue.operations import Selection
 from pgqueue.repository.limits import Limits
 from pgqueue.repository.listing import JobFilter
-from pgqueue.repository.operator_actions import Action, OperatorActions
+from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 
 ACCOUNT = "acme-4711"
 KEY = f'accounts ["{ACCOUNT}"]'
@@ -45,8 +45,8 @@ def queue(engine: Engine) -> PgQueue:
         session.execute(text(place), {"key": KEY})
         log = OperatorActions(session)
         for which in (JobFilter(limit_key=KEY), JobFilter(task="report", unique_key=ACCOUNT)):
-            target = {"filter": document_of(which)}
-            log.add(Action(actor="ann", action="cancel", target=target))
+            target = Selection.of(which).target
+            log.add(LogEntry(actor="ann", action="cancel", target=target))
     ann = Visitor(queue)
     ann.post("/queues/pause-key", {"limit": "accounts", "key": ACCOUNT})
     ann.post("/queues/limit", {"limit": "accounts", "key": ACCOUNT, "capacity": "7"})
@@ -68,7 +68,7 @@ def test_no_page_has_a_key_without_the_right_to_see_arguments(queue: PgQueue) ->
 
     assert [address for address, page in pages.items() if ACCOUNT in page] == []
     assert "Set the capacity" not in poor.text(f"/queues?limit={KEY}")
-    assert "another job holds its unique key" in pages["requeue"]
+    assert "has its unique key" in pages["requeue"]
     assert "accounts ***" in poor.text("/jobs/1")
     assert "set limit limit accounts ***" in poor.text("/log")
     seen = Visitor(queue)

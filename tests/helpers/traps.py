@@ -18,8 +18,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from pgqueue import repository
 from pgqueue.models import SCHEMA, JobStatus
 from pgqueue.repository import listing, pages
-from pgqueue.repository.cancel import KEYS
-from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.listing import MESSAGE_KEYS, JobFilter
 from pgqueue.repository.messages import Start
 from pgqueue.repository.references import Reference
 from pgqueue.repository.tables import dead_letters, jobs
@@ -107,7 +106,7 @@ def _arguments(build: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     others["names"] = [("args", "next_at"), ("cron", "every", "paused_at")]
     others["columns"] = [("priority", "run_at"), ("args", "unique_key")]
     others["callbacks"] = [("on_failure", "on_success"), ("on_cancelled",)]
-    others["table"] = [jobs, dead_letters] if build is pages.id_below else list(KEYS)
+    others["table"] = [jobs, dead_letters] if build is pages.id_below else list(MESSAGE_KEYS)
     values = [others.get(name, [False, True]) for name in names]
     for chosen in itertools.product(*values):
         yield dict(zip(names, chosen, strict=True))

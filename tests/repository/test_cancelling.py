@@ -20,8 +20,8 @@ from pgqueue import (
     Worker,
 )
 from pgqueue.outcomes import Succeeded
-from pgqueue.repository.cancel import Cancels
-from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.many import ManyJobs
 
 queue = PgQueue()
 
@@ -88,17 +88,17 @@ def test_a_claimed_job_is_asked_to_stop(engine: Engine, worker: LogicalWorker) -
 
 
 def test_a_job_that_is_locked_is_left_by_the_statement(engine: Engine) -> None:
-    """So that it never waits while it holds the rows of a thousand others."""
+    """So that it never waits while it holds the rows of many others."""
     ids = [send.delay(n).id for n in range(3)]
     which = JobFilter(frozenset({JobStatus.PENDING}), queue="mail")
     with engine.connect() as changing, engine.begin() as connection:
         changing.execute(
             text("SELECT 1 FROM pgqueue.jobs WHERE id = :id FOR UPDATE"), {"id": ids[1]}
         )
-        [chunk] = Cancels(connection).waiting(which)
+        found = Listing(connection).found(which, limit=9)
 
-        assert chunk.job_ids == ids[::-1]
-        assert Cancels(connection).end(chunk) == {ids[0], ids[2]}
+        assert [one.id for one in found] == ids
+        assert [*ManyJobs(connection).cancel(found)] == [ids[0], ids[2]]
     assert statuses(engine)[ids[1]] == JobStatus.PENDING
 
 

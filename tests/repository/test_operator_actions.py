@@ -8,14 +8,14 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import enqueue, execute
 from pgqueue import JobStatus, PgQueue
-from pgqueue.repository.listing import JobFilter
-from pgqueue.repository.operator_actions import Action, OperatorActions
+from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 
 ENDED = JobFilter(statuses=frozenset([JobStatus.FAILED, JobStatus.CANCELLED]))
 
 
-def add(session: Session, actor: str = "ada", action: str = "requeue", **more: Any) -> Action:
-    return OperatorActions(session).add(Action(actor=actor, action=action, **more))
+def add(session: Session, actor: str = "ada", action: str = "requeue", **more: Any) -> LogEntry:
+    return OperatorActions(session).add(LogEntry(actor=actor, action=action, **more))
 
 
 def test_an_action_is_read_as_it_was_written(session: Session) -> None:
@@ -81,11 +81,11 @@ def test_keys_are_taken_by_unfinished_jobs_of_the_queue_or_of_all(engine: Engine
         enqueue(session, key=across, queue="other")
 
     with Session(engine) as session:
-        log = OperatorActions(session)
-        assert log.number_of_jobs(ENDED, limit=3) == 3
-        assert log.number_of_jobs(ENDED) == 4
-        assert log.number_of_taken_keys(ENDED, limit=9) == 2
-        assert log.number_of_taken_keys(replace(ENDED, after=1), limit=9) == 1
+        listing = Listing(session)
+        assert listing.count(ENDED, limit=3) == 3
+        assert listing.count(ENDED) == 4
+        assert listing.taken_keys(ENDED, limit=9) == 2
+        assert listing.taken_keys(replace(ENDED, after=1), limit=9) == 1
 
 
 def test_of_some_ids_those_that_match_are_found(engine: Engine) -> None:
@@ -94,6 +94,6 @@ def test_of_some_ids_those_that_match_are_found(engine: Engine) -> None:
     execute(engine, "UPDATE pgqueue.jobs SET tags = '[\"vip\"]' WHERE id = 3")
 
     with Session(engine) as session:
-        log = OperatorActions(session)
-        assert log.matching(JobFilter(queue="mail"), [3, 1, 2, 99]) == [1, 3]
-        assert log.matching(JobFilter(queue="mail", tag="vip"), [3, 1]) == [3]
+        listing = Listing(session)
+        assert listing.matching(JobFilter(queue="mail"), [3, 1, 2, 99]) == [1, 3]
+        assert listing.matching(JobFilter(queue="mail", tag="vip"), [3, 1]) == [3]

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, NullPool, create_engine, text
 from chaos.plans import TELLING, Plan, plans_of
 from pgqueue import JobStatus
 from pgqueue.errors import OptionError
-from pgqueue.repository.cancel import Cancels
+from pgqueue.repository.jobs import Jobs
 from pgqueue.repository.listing import JobFilter, Listing
 from pgqueue.repository.pages import WINDOW, JobLine, Pages, PageStart, Place
 from pgqueue.testing.databases import fresh_database
@@ -281,7 +281,7 @@ def test_the_job_of_a_unique_key_is_found_by_an_index(
     history: Connection, queue: str | None
 ) -> None:
     with plans_of(history) as plans:
-        assert Cancels(history).of_keys(["seven"], queue) == {}
+        assert Jobs(history).with_keys(["seven"], queue) == []
 
     # Perhaps by a bitmap of that index; the buffers tell that from a scan.
     assert plans.only.scans_of("jobs") <= {"Index Scan jobs_held_unique_key", "Bitmap Heap Scan"}

@@ -6,6 +6,7 @@ from sqlalchemy import Connection, Engine, text
 from chaos.interleavings.logical_workers import committed, enqueue, execute, stored
 from pgqueue import Change, Job, MessageQueue, PgQueue
 from pgqueue.repository.jobs import Jobs, requeue_jobs
+from pgqueue.repository.many import ManyJobs
 
 MESSAGE = """
     INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
@@ -54,10 +55,10 @@ def test_one_that_has_a_message_or_a_lease_needs_a_requeue_of_its_own(
 ) -> None:
     """It is not among those that one statement puts back, and is put back all the same."""
 
-    def requeue_first(connection: Connection) -> dict[int, Change]:
-        return Jobs(connection).requeue_first({left: None}, notify=False)
+    def requeue_many(connection: Connection) -> dict[int, Change]:
+        return ManyJobs(connection).requeue({left: None}, notify=False)
 
-    assert committed(engine, requeue_first) == {}
+    assert committed(engine, requeue_many) == {}
     assert committed(engine, PgQueue().requeue, left) is Change.REQUEUED
     assert len(stored(engine, MessageQueue)) == 1
 

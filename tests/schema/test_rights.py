@@ -26,9 +26,11 @@ from chaos.interleavings.logical_workers import (
     violations,
     worker_settings,
 )
-from pgqueue import Cancel, Change, Limit, PgQueue, Retry, Snooze, Worker, bulk
+from pgqueue import Cancel, Change, Limit, PgQueue, Retry, Snooze, Worker
 from pgqueue.dashboard.pages import ROUTES
 from pgqueue.errors import OptionError
+from pgqueue.operations import Operator, Selection
+from pgqueue.operations.actions import ACTIONS
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.failures import FailedGroups
@@ -319,18 +321,16 @@ class TestDashboard:
             assert visitor.post(address, form).status_code == 303, address
 
     def act_on_many(self, place: Place, queue: PgQueue) -> None:
+        ada = Operator(queue, "ada", begin=lambda: place.session("dashboard"))
+        every = Selection(after=0)
         with place.session("dashboard") as session:
-            new = bulk.action_on_filter(session, "cancel", JobFilter(), actor="ada", spread=HOUR)
-            bulk.preview(session, "requeue", JobFilter())
-            action = OperatorActions(session).add(new)
-        cancel, requeue = (bulk.act_of(queue, name) for name in ("cancel", "requeue"))
-        for moved, _ in bulk.run(lambda: place.session("dashboard"), action, cancel):
-            action = moved
+            every.preview(session, ACTIONS["requeue"])
+        cancelled = ada.cancel(every)
+        requeued = ada.requeue(Selection(cancelled.entry.first_ids), spread=HOUR)
+        assert (requeued.changed, requeued.skipped) == (cancelled.changed - 1, 1), "one runs"
+        assert ada.run_now(every).changed > 0
+        assert ada.change(every, priority=7).changed > 0
         with place.session("dashboard") as session:
-            new = bulk.action_on_ids(session, "requeue", action.first_ids, actor="ada", spread=HOUR)
-            bulk.step(session, OperatorActions(session).add(new), action.first_ids, requeue)
-            [found] = OperatorActions(session).newest(limit=1)
-            assert (found.jobs, found.skipped) == (action.jobs - 1, 1), "one runs"
             queue.cancel_where(session, queue="default")
 
     def change_limits(self, place: Place, queue: PgQueue) -> None:

@@ -1,24 +1,23 @@
 """Actions on jobs: on those that are selected, and on all that match a filter.
 
 An action on all that match is previewed first.  Then each request works for two seconds, in
-transactions of a hundred jobs, and its page has a form that goes on: the browser sends it by
+several transactions, and its page has a form that goes on: the browser sends it by
 itself, and without JavaScript a click does.  How far the action has come is in the log.
 """
 
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 
-from pgqueue import bulk
-from pgqueue.bulk import Result
-from pgqueue.dashboard.access import ACTIONS
-from pgqueue.dashboard.pages.log import DONE, entry, errors_of
+from pgqueue.dashboard.pages.log import entry, errors_of
 from pgqueue.dashboard.rendering import number
 from pgqueue.dashboard.routing import Answer, Asked, Done, Page, Refused, Route
 from pgqueue.errors import OptionError
-from pgqueue.filter_line import LONGEST, parse
+from pgqueue.filter_line import LONGEST
+from pgqueue.operations import Outcome, Selection
+from pgqueue.operations.actions import BUTTONS, ON_JOBS, Action
+from pgqueue.operations.selection import MOST_COUNTED
 from pgqueue.repository.listing import JobFilter
-from pgqueue.repository.operator_actions import Action, OperatorActions
+from pgqueue.repository.operator_actions import OperatorActions
 
 LONGEST_WORK = 2.0
 """Seconds that a request works on an action."""
@@ -37,185 +36,118 @@ SPREADS = (
 
 def preview_action(asked: Asked) -> Page:
     """What an action on all jobs that match would do."""
-    action = asked.one_of("action", ACTIONS, "requeue")
+    action = ON_JOBS[asked.one_of("action", BUTTONS, "requeue")]
     line = asked.text("q", longest=LONGEST)
-    which = _filter(asked, line)
-    bulk.narrowed(which, action)
-    found = asked.part("the preview", lambda session: bulk.preview(session, action, which))
-    jobs = None if found is None or found.jobs > bulk.MOST_COUNTED else found.jobs
-    spread = 20 if jobs is None or jobs > 1000 else 5 if jobs > 100 else 0
+    jobs = _filter(asked, line)
+    jobs.narrowed(action)
+    found = asked.part("the preview", lambda session: jobs.preview(session, action))
+    number_of_jobs = None if found is None or found.jobs > MOST_COUNTED else found.jobs
+    spread = 20 if number_of_jobs is None or number_of_jobs > 1000 else 5
+    spread = 0 if number_of_jobs is not None and number_of_jobs <= 100 else spread
+    error = jobs.which.error
     return Page(
         "preview.html",
-        title=f"{_words(action).capitalize()} all that match",
+        title=f"{action.words.capitalize()} all that match",
         command=_command(action, line, spread),
-        action=action,
-        verb=_words(action),
-        endpoint=f"act_{ACTIONS[action]}",
-        is_allowed=asked.may(ACTIONS[action]),
+        action=action.name,
+        verb=action.words,
+        endpoint=f"act_{action.right}",
+        is_allowed=asked.may(action.right),
         line=line,
-        error=errors_of(asked, [which.error]).get(which.error),
+        error=errors_of(asked, [error]).get(error),
         found=found,
-        most=bulk.MOST_COUNTED,
-        jobs=jobs,
+        most=MOST_COUNTED,
+        jobs=number_of_jobs,
         spread=str(spread),
-        spreads=[_choice(minutes, words, jobs) for minutes, words in SPREADS],
+        spreads=[_choice(minutes, words, number_of_jobs) for minutes, words in SPREADS],
     )
 
 
-def act_requeue(asked: Asked) -> Answer:
-    """Requeue jobs, or make them due now."""
-    return _act(asked, "requeue")
-
-
-def act_cancel(asked: Asked) -> Answer:
-    """Cancel jobs, perhaps killing their handlers."""
-    return _act(asked, "cancel")
-
-
-def _act(asked: Asked, right: str) -> Answer:
+def act(asked: Asked, right: str) -> Answer:
     """Begin an action on all that match, go on with one, or do one to the selected jobs."""
     if going := asked.posted_whole("go_on"):
-        begun = _interrupted(asked, going, right)
-        _note_successor(asked, begun)
-        return _work(asked, begun)
-    action = asked.posted("action")
-    if ACTIONS.get(action) != right:
-        raise Refused(f"action is {action!r}; give one of {', '.join(ACTIONS)}")
+        _check_interrupted(asked, going, right)
+        return work(asked, asked.operator.go_on(going))
+    action, ids = asked.posted("action"), asked.ids()
+    if action not in BUTTONS or ON_JOBS[action].right != right:
+        raise Refused(f"action is {action!r}; give one of {', '.join(BUTTONS)}")
     if line := asked.posted("q", longest=LONGEST):
-        return _work(asked, _begin(asked, action, _filter(asked, line)))
-    ids = asked.ids()
-    if not ids:
+        jobs = _filter(asked, line)
+    elif ids:
+        jobs = asked.select(JobFilter(), ids)
+    else:
         raise Refused("no job is selected; nothing was changed")
-    return Done(in_words(action, change(asked, action, ids)), to=asked.back())
+    of = asked.posted_whole("of", None, 0, MOST_COUNTED)  # as the preview has counted them
+    minutes = asked.posted_whole("spread", 0, 0, LONGEST_SPREAD)
+    spread = timedelta(minutes=minutes) if minutes and action == "requeue" else None
+    outcome = asked.operator.start(action, jobs, spread=spread, of=of)
+    return work(asked, outcome, to=None if line else asked.back())
 
 
-def change(asked: Asked, action: str, ids: Sequence[int]) -> list[Result]:
-    """Do an action to some jobs, and log it, in the transaction of the request.
+def _check_interrupted(asked: Asked, id: int, right: str) -> None:
+    """Raise Refused unless the user may go on with an action of the log.
 
-    Raises Refused if no job was changed.
-    """
-    asked.check_jobs(ids)
-    session, log = asked.session, OperatorActions(asked.session)
-    new = bulk.action_on_ids(
-        session,
-        action,
-        ids,
-        actor=asked.access.user,
-        reason=asked.posted("reason"),
-        spread=_spread(asked),
-    )
-    begun = log.add(new)
-    act = bulk.act_of(asked.queue, action)
-    begun, results = bulk.step(session, begun, new.target["jobs"], act)
-    if not begun.jobs:
-        raise Refused(f"nothing was changed: {results[0]}", 409)
-    bulk.finish(session, begun)
-    return results
-
-
-def in_words(action: str, results: Sequence[Result]) -> str:
-    """How many jobs were changed, and why the first of the others was not."""
-    left = [result for result in results if not result.is_changed]
-    changed = len(results) - len(left)
-    words = f"{changed} job{'' if changed == 1 else 's'} {DONE[action]}"
-    return f"{words}; {len(left)} left as they are: {left[0]}" if left else words
-
-
-def _begin(asked: Asked, action: str, which: JobFilter) -> Action:
-    jobs = asked.posted_whole("of", None, 0, bulk.MOST_COUNTED)  # as the preview has counted them
-    with asked.transaction() as session:
-        new = bulk.action_on_filter(
-            session,
-            action,
-            which,
-            actor=asked.access.user,
-            reason=asked.posted("reason"),
-            spread=_spread(asked) if action == "requeue" else None,
-            options={} if jobs is None else {"of": jobs},
-        )
-        return OperatorActions(session).add(new)
-
-
-def _interrupted(asked: Asked, id: int, right: str) -> Action:
-    """An action of the log that is not finished.
-
-    A user with a scope goes on only with the own actions, and only within the scope of now.
+    A limited user goes on only with actions of their own, and only while their scope has all of
+    its jobs.
     """
     with asked.transaction(read_only=True) as session:
         found = OperatorActions(session).one(id)
     if found is None or (asked.access.is_limited and found.actor != asked.access.user):
         raise Refused(f"there is no action {id}", 404)
-    if ACTIONS.get(found.action) != right:
+    if found.action not in BUTTONS or ON_JOBS[found.action].right != right:
         raise Refused(f"action {id} is {found.action}, which needs another right", 403)
-    _check_scope(asked, found)
-    if not bulk.is_resumable(found):
-        raise Refused(f"the log does not say how to go on with action {id}", 409)
-    return found
-
-
-def _note_successor(asked: Asked, action: Action) -> None:
-    """Log, once, that a user goes on with the action of another."""
-    user, id = asked.access.user, action.id or 0
-    if user == action.actor:
-        return
-    with asked.transaction() as session:
-        log = OperatorActions(session)
-        if not log.has_continued(user, id):
-            reason = asked.posted("reason")
-            log.add(Action(actor=user, action="continue", target={"action": id}, reason=reason))
-
-
-def _check_scope(asked: Asked, action: Action) -> None:
-    """Raises Refused if jobs of an action may be out of the scope that the user has now."""
-    which = bulk.filter_of(action) if "filter" in action.target else JobFilter()
+    which = Selection.from_target(found.target).which
     access = asked.access
     for then, now in ((which.queues, access.queues), (which.tags, access.tags)):
         if now is not None and (then is None or not then <= set(now)):
-            raise Refused(f"action {action.id} has jobs that you may not see any more", 403)
+            raise Refused(f"action {id} has jobs that you may not see any more", 403)
 
 
-def _work(asked: Asked, action: Action) -> Answer:
-    """Do a part of an action, in several transactions."""
+def work(asked: Asked, outcome: Outcome, *, to: str | None = None) -> Answer:
+    """Do a part of an action, in several transactions; ``to``: the page that follows."""
     until = time.monotonic() + LONGEST_WORK
-    act = bulk.act_of(asked.queue, action.action)
-    left: list[Result] = []
-    for moved, results in bulk.run(asked.transaction, action, act):
-        action = moved
-        left += [result for result in results if not result.is_changed]
+    for _ in outcome:
         if time.monotonic() >= until:
-            return entry(asked, action, is_working=True, left=left)
+            return entry(asked, outcome.entry, is_working=True, left=outcome.left)
     if "HX-Request" in asked.request.headers:  # the form has sent itself: no other page
         with asked.transaction(read_only=True) as session:
-            action = OperatorActions(session).one(action.id or 0) or action
-        return entry(asked, action, is_working=True, left=left)
-    words = f"{number(action.jobs)} job{'' if action.jobs == 1 else 's'} {DONE[action.action]}"
-    if action.skipped:
-        words += f", {number(action.skipped)} skipped"
-    if left:
-        words += f", such as {left[0]}"
-    return Done(words, to=asked.url("log_entry", action_id=action.id))
+            action = OperatorActions(session).one(outcome.entry.id or 0) or outcome.entry
+        return entry(asked, action, is_working=True, left=outcome.left)
+    if to is not None and not outcome.changed:
+        raise Refused(f"nothing was changed: {outcome.left[0]}", 409)
+    return Done(in_words(outcome), to=to or asked.url("log_entry", action_id=outcome.entry.id))
 
 
-def _filter(asked: Asked, line: str) -> JobFilter:
+def in_words(outcome: Outcome) -> str:
+    """How many jobs were changed, and why the first of the others was not."""
+    jobs = "job" if outcome.changed == 1 else "jobs"
+    words = f"{number(outcome.changed)} {jobs} {ON_JOBS[outcome.entry.action].done}"
+    if outcome.skipped:
+        words += f", {number(outcome.skipped)} skipped"
+    if outcome.left:
+        words += f", such as {outcome.left[0]}"
+    return words
+
+
+def _filter(asked: Asked, line: str) -> Selection:
     """The jobs of a filter line that the user may see."""
     try:
-        which = parse(line)
+        jobs = Selection.from_line(line)
     except OptionError as error:
         raise Refused(str(error)) from error
-    if isinstance(which, int) or which == JobFilter():
+    if jobs.ids is not None or jobs.is_everything:
         raise Refused("which jobs? give a filter with at least one condition")
-    asked.check_filter(which)
+    asked.check_filter(jobs.which)
     try:
-        bulk.check_arguments(asked.queue, which)
+        jobs.check_arguments(asked.queue.tasks)
     except OptionError as error:
         raise Refused(str(error), 403) from error
-    return asked.scope(which)
+    return asked.select(jobs.which)
 
 
-def _command(action: str, line: str, spread: int) -> str:
-    verb = "cancel --kill" if action == "kill" else action.replace("_", "-")
-    over = f" --spread {spread}m" if action == "requeue" else ""
-    return f"pgqueue {verb} --where '{line}'{over}" if "'" not in line else ""
+def _command(action: Action, line: str, spread: int) -> str:
+    over = f" --spread {spread}m" if action.name == "requeue" else ""
+    return f"pgqueue {action.command} --where '{line}'{over}" if "'" not in line else ""
 
 
 def _choice(minutes: int, words: str, jobs: int | None) -> tuple[str, str]:
@@ -224,17 +156,17 @@ def _choice(minutes: int, words: str, jobs: int | None) -> tuple[str, str]:
     return str(minutes), words + rate
 
 
-def _spread(asked: Asked) -> timedelta | None:
-    minutes = asked.posted_whole("spread", 0, 0, LONGEST_SPREAD)
-    return timedelta(minutes=minutes) if minutes else None
+def _route(right: str) -> Route:
+    """The route of the actions that need a right, by its name in addresses: ``act_requeue``."""
 
+    def answer(asked: Asked) -> Answer:
+        return act(asked, right)
 
-def _words(action: str) -> str:
-    return action.replace("_", " ")
+    answer.__name__ = f"act_{right}"
+    return Route(f"/actions/{right}", answer, method="POST", right=right)
 
 
 ROUTES = [
     Route("/actions/preview", preview_action, is_slow=True),
-    Route("/actions/requeue", act_requeue, method="POST", right="requeue"),
-    Route("/actions/cancel", act_cancel, method="POST", right="cancel"),
+    *map(_route, sorted({ON_JOBS[name].right for name in BUTTONS})),
 ]

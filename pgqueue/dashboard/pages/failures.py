@@ -6,12 +6,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from pgqueue.dashboard.pages.actions import change
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
 from pgqueue.errors import JobNotFound
 from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
-from pgqueue.repository.error_groups import ErrorGroups, in_hex
+from pgqueue.repository.error_groups import LONGEST_MUTE, ErrorGroups
 from pgqueue.repository.failures import MOST_COUNTED, FailedGroup, FailedGroups
 from pgqueue.repository.listing import JobFilter, Listing
 from pgqueue.repository.pages import JobLine, Pages
@@ -27,7 +26,6 @@ SPANS: Mapping[str, timedelta | None] = {
 DAY, HALF_HOUR = timedelta(hours=24), timedelta(minutes=30)
 MOST_GROUPS = 50
 ON_A_PAGE = 50
-LONGEST_MUTE = 7 * 24
 """Hours."""
 FAILED = frozenset([JobStatus.FAILED])
 
@@ -100,12 +98,9 @@ def failure(asked: Asked, fingerprint: int) -> Page:
 def try_failure(asked: Asked, fingerprint: int) -> Done:
     """Requeue the newest job of a group, to see whether it succeeds now."""
     task = asked.posted("task")
-    which = asked.scope(JobFilter(FAILED, task=task, error=fingerprint))
-    newest = Pages(asked.session).page(which, limit=1).jobs
-    if not newest:
+    job_id = asked.operator.try_one(asked.select(JobFilter(task=task, error=fingerprint)))
+    if job_id is None:
         raise Refused("no job is failed with this error; nothing was changed", 409)
-    job_id = newest[0].id
-    change(asked, "requeue", [job_id])
     to = asked.url("failure", fingerprint=fingerprint, task=task, tried=job_id)
     return Done("", to=to)
 
@@ -116,10 +111,8 @@ def mute_failure(asked: Asked, fingerprint: int) -> Done:
         raise Refused("an error is muted for all jobs, and you see only some of them", 403)
     task = asked.posted("task")
     hours = asked.posted_whole("hours", 24, 0, LONGEST_MUTE) or 0
-    if not ErrorGroups(asked.session).mute(fingerprint, task, timedelta(hours=hours)):
+    if not asked.operator.mute_error(fingerprint, task, hours=hours):
         raise Refused("there is no such error", 404)
-    target = {"error": in_hex(fingerprint), "task": task}
-    asked.log("mute_error", target, options={"hours": hours})
     words = f"muted for {hours} hours" if hours else "not muted any more"
     return Done(f"The error is {words}", to=asked.back())
 

@@ -1,6 +1,5 @@
 """One job: why it does not run, what has happened to it, and what can be done with it."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -12,10 +11,10 @@ from pgqueue.dashboard.rendering import span
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
 from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
+from pgqueue.operations.actions import BUTTONS, DEAD, ON_JOBS, WAITING, Action
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.redaction import MASK, redacted
 from pgqueue.repository.follow_ups import ON_FAILED
-from pgqueue.repository.jobs import Change
 from pgqueue.repository.listing import NOT_YOURS, UNFINISHED, JobDetails, JobFilter, Listing
 from pgqueue.repository.trail import schedule_of, stretches, trail
 from pgqueue.repository.why import Kind, Name, why
@@ -32,8 +31,6 @@ PAGES: dict[str, tuple[str, str | None]] = {
     "schedule": ("schedules", None),
 }
 """The page about each kind of name, and its parameter; None for a page with all of them."""
-WAITING = (JobStatus.PENDING, JobStatus.BLOCKED)
-DEAD = (JobStatus.FAILED, JobStatus.CANCELLED)
 USED_UP = (AttemptEnd.FAILED, AttemptEnd.TIMEOUT, AttemptEnd.CRASHED)
 LONGEST_VALUE = 100_000
 """Characters of a value that a page shows."""
@@ -120,35 +117,38 @@ def job(asked: Asked, job_id: int) -> Page:
         link=lambda kind, name: _href(asked, kind, name),
         may_edit=_may_edit(asked, found, task),
         may_copy=asked.may("enqueue") and _is_template(asked, found, task),
-        may_kill=task is not None and task.in_process,
+        buttons=_buttons(asked, found, task),
     )
 
 
-def requeue_job(asked: Asked, job_id: int) -> Done:
-    return _act(asked, job_id, "requeue", lambda: asked.queue.requeue(asked.session, job_id))
+def act_on_job(asked: Asked, job_id: int, action: str) -> Done:
+    """Do an action to one job, with its row in the log, in the transaction of the request."""
+    jobs = asked.select(JobFilter(), [job_id])
+    outcome = asked.operator_in_session.start(action, jobs).finish()
+    if not outcome.changed:
+        raise Refused(f"nothing was changed: job {outcome.left[0]}", 409)
+    [change] = outcome.counts
+    return Done(f"Job {job_id}: {change.replace('_', ' ')}", to=asked.url("job", job_id=job_id))
 
 
-def cancel_job(asked: Asked, job_id: int) -> Done:
-    return _act(asked, job_id, "cancel", lambda: asked.queue.cancel(asked.session, job_id))
-
-
-def kill_job(asked: Asked, job_id: int) -> Done:
-    """Cancel a job, and kill the child process of its handler."""
-    return _act(asked, job_id, "kill", lambda: asked.queue.cancel(asked.session, job_id, kill=True))
-
-
-def run_job_now(asked: Asked, job_id: int) -> Done:
-    return _act(asked, job_id, "run_now", lambda: asked.queue.run_now(asked.session, job_id))
-
-
-def _act(asked: Asked, job_id: int, action: str, act: Callable[[], Change]) -> Done:
-    asked.check_jobs([job_id])
-    before = Listing(asked.session).status(job_id)
-    done = act()
-    if not done:
-        raise Refused(f"job {job_id} is {before} by now; nothing was changed", 409)
-    asked.log(action, {"job": job_id}, job_ids=[job_id], before={"status": before})
-    return Done(f"Job {job_id}: {done}", to=asked.url("job", job_id=job_id))
+def _buttons(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> list[Action]:
+    """The actions that are offered: those for a job of its status that do not wait already."""
+    row = job.columns
+    left_out = {
+        "run_now": job.is_due,
+        "cancel": row["cancel_requested_at"] is not None,
+        "kill": job.status is not JobStatus.RUNNING
+        or row["kill_requested_at"] is not None
+        or task is None
+        or not task.in_process,
+    }
+    return [
+        action
+        for action in map(ON_JOBS.__getitem__, BUTTONS)
+        if job.status in action.statuses
+        and asked.may(action.right)
+        and not left_out.get(action.name)
+    ]
 
 
 def _may_edit(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> bool:
@@ -266,10 +266,15 @@ def _as_test(job: JobDetails, task: Task[..., Any] | None) -> str | None:
     return _cut(redacted(code, secrets_of(job, task)))  # of a repr that quotes more than is stored
 
 
-ROUTES = [
-    Route("/jobs/<int:job_id>", job),
-    Route("/jobs/<int:job_id>/requeue", requeue_job, method="POST", right="requeue"),
-    Route("/jobs/<int:job_id>/cancel", cancel_job, method="POST", right="cancel"),
-    Route("/jobs/<int:job_id>/kill", kill_job, method="POST", right="cancel"),
-    Route("/jobs/<int:job_id>/run-now", run_job_now, method="POST", right="requeue"),
-]
+def _route(action: Action) -> Route:
+    """The route of an action on one job, by its name in addresses: ``requeue_job``."""
+
+    def answer(asked: Asked, job_id: int) -> Done:
+        return act_on_job(asked, job_id, action.name)
+
+    answer.__name__ = f"{action.name}_job"
+    path = action.name.replace("_", "-")
+    return Route(f"/jobs/<int:job_id>/{path}", answer, method="POST", right=action.right)
+
+
+ROUTES = [Route("/jobs/<int:job_id>", job), *(_route(ON_JOBS[name]) for name in BUTTONS)]

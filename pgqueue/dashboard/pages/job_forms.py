@@ -8,11 +8,14 @@ from hashlib import sha256
 from typing import Any
 
 from pgqueue.dashboard.argument_forms import Field, fields_of, read_fields, secrets_given
-from pgqueue.dashboard.pages.job import DEAD, WAITING, known
+from pgqueue.dashboard.pages.job import known
 from pgqueue.dashboard.routing import Answer, Asked, Done, Page, Refused, Route
 from pgqueue.errors import ArgumentsError, DuplicateJob, OptionError, PayloadError
+from pgqueue.operations import Selection
+from pgqueue.operations.actions import DEAD, WAITING
+from pgqueue.operations.engine import KEY_TAKEN, REFUSED, Result
 from pgqueue.redaction import redacted
-from pgqueue.repository.jobs import Change, Jobs
+from pgqueue.repository.jobs import Jobs
 from pgqueue.repository.listing import NOT_YOURS, JobDetails
 from pgqueue.tasks import Task, editing
 from pgqueue.tasks.showing import masked, secrets_of
@@ -63,17 +66,32 @@ def change_job(asked: Asked, job_id: int) -> Answer:
         is_dead = job.status in DEAD
         if is_dead and not asked.may("requeue"):
             raise Refused("this needs the right 'requeue', which you do not have", 403)
-        change = editing.requeue if is_dead else editing.change
-        queue = asked.queue
-        done = change(Jobs(asked.session), job_id, changes, queue.find, notify=queue.notify)
+        action = "requeue" if is_dead else "change"
+        with asked.session.begin_nested():  # what changes nothing is not logged
+            operator, jobs = asked.operator_in_session, Selection([job_id])
+            outcome = operator.start(action, jobs, changes=changes).finish()
+            if not outcome.changed:
+                raise _refusal(outcome.left[0])
     except MISTAKES as error:
-        secrets = (*template.secrets, *secrets_given(task, given))
-        words = redacted(str(error), secrets)
+        words = _shown(error, template, task, given)
         return _edit_page(asked, template, task, fields, error=words)
-    if done is Change.UNCHANGED:
-        raise Refused(f"job {job_id} has moved on meanwhile; nothing was changed", 409)
-    _log_change(asked, job, changes, given)
-    return Done(f"Job {job_id}: {done}", to=asked.url("job", job_id=job_id))
+    [change] = outcome.counts
+    words = f"Job {job_id}: {change.replace('_', ' ')}"
+    return Done(words, to=asked.url("job", job_id=job_id))
+
+
+def _refusal(left: Result) -> Exception:
+    """Why a form has changed nothing; an ArgumentsError if it can be corrected."""
+    if left.change in (REFUSED, KEY_TAKEN):
+        return ArgumentsError(str(left.reason))
+    return Refused(f"nothing was changed: job {left}", 409)
+
+
+def _shown(
+    error: object, template: Template, task: Task[..., Any], given: Mapping[str, Any]
+) -> str:
+    """An error without the secrets of the form and of the job that it began with."""
+    return redacted(str(error), (*template.secrets, *secrets_given(task, given)))
 
 
 def enqueue_form(asked: Asked, name: str) -> Page:
@@ -92,24 +110,18 @@ def enqueue_job(asked: Asked, name: str) -> Answer:
     try:
         if any(field.error for field in fields):
             raise ArgumentsError("Nothing was enqueued: some arguments are wrong.")
-        arguments = {**template.stored, **given}
-        task.payload.bind((), arguments)  # refuses missing names, as a call in the application
-        options = _options(asked)
-        chosen = task.options(**options)
+        chosen = task.options(**_options(asked))
         _check_scope(asked, chosen)
-        values = task.payload.decode(arguments, noun="argument")
-        job = chosen.enqueue(asked.session, **values)
+        copied = None if template.job is None else template.job.columns["id"]
+        arguments = {**template.stored, **given}
+        job = asked.operator_in_session.enqueue(chosen, arguments, copy_of=copied)
     except MISTAKES as error:
-        secrets = (*template.secrets, *secrets_given(task, given))
-        words = redacted(str(error), secrets)
+        words = _shown(error, template, task, given)
         return _enqueue_page(asked, task, template, fields, error=words)
     to = asked.url("job", job_id=job.id)
     if not job.is_new:
         asked.check_jobs([job.id])
         return Done(f"Job {job.id} holds the unique key already; no job was added", to=to)
-    copied = None if template.job is None else template.job.columns["id"]
-    about = {"queue": job.queue, "priority": job.priority, "copy_of": copied}
-    asked.log("enqueue", {"task": task.name}, job_ids=[job.id], options=about)
     return Done(f"Job {job.id} is enqueued", to=to)
 
 
@@ -205,23 +217,6 @@ def _check_scope(asked: Asked, task: Task[..., Any]) -> None:
     tags = asked.access.tags
     if tags is not None and not set(tags) & set(task.settings.tags):
         raise Refused(f"give the job one of your tags: {', '.join(sorted(tags))}", 403)
-
-
-def _log_change(
-    asked: Asked, job: JobDetails, changes: editing.Changes, given: Mapping[str, Any]
-) -> None:
-    """Log the change.  Of arguments the names only: all who may view may read the log."""
-    row, before, after = job.columns, dict[str, Any](), dict[str, Any]()
-    if changes.priority is not None:
-        before["priority"], after["priority"] = row["priority"], changes.priority
-    if changes.run_at is not None:
-        before["run_at"], after["run_at"] = row["run_at"].isoformat(), changes.run_at.isoformat()
-    if given:
-        after["arguments"] = sorted(given)
-    before["status"] = job.status
-    job_id = row["id"]
-    action = "requeue" if job.status in DEAD else "change"
-    asked.log(action, {"job": job_id}, job_ids=[job_id], before=before, after=after)
 
 
 def _edit_page(

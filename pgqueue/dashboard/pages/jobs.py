@@ -15,9 +15,10 @@ from pgqueue.dashboard.routing import Answer, Asked, Done, Download, Page, Refus
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import LONGEST, STATUSES, line_of, parse, word_of
 from pgqueue.models import JobStatus
+from pgqueue.operations import Selection
+from pgqueue.operations.actions import DEAD, WAITING
 from pgqueue.redaction import redacted
 from pgqueue.repository.listing import UNFINISHED, JobFilter, Listing
-from pgqueue.repository.operator_actions import OperatorActions
 from pgqueue.repository.pages import JobLine, JobPage, Pages, PageStart, page_start, words_of
 from pgqueue.repository.queue_minutes import LastCount, QueueMinutes
 from pgqueue.tasks.showing import shown_arguments
@@ -31,8 +32,6 @@ CONDITIONS = ("task", "queue", "tag", "arg.NAME", "error", "created", "took", "l
 """The words that the form adds to the line."""
 LONGEST_CELL = 2000
 """Characters of arguments and errors; the list shows fewer."""
-WAITING = frozenset({JobStatus.PENDING, JobStatus.BLOCKED})
-DEAD = frozenset({JobStatus.FAILED, JobStatus.CANCELLED})
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What a spreadsheet may take for a formula, at the beginning of a cell; also in full width."""
 
@@ -122,9 +121,9 @@ def _page(asked: Asked, which: JobFilter, line: str, *, error: str = "") -> Page
         next_start=None if next_start is None else words_of(next_start),
         conditions=CONDITIONS,
         unknown_task="" if which.task in (None, *asked.queue.tasks) else which.task,
-        requeues=bool(statuses & DEAD),
+        requeues=bool(statuses.intersection(DEAD)),
         cancels=bool(statuses.intersection(UNFINISHED)),
-        are_waiting=statuses <= WAITING,
+        are_waiting=statuses.issubset(WAITING),
         shows_arguments=asked.may("view_arguments"),
     )
 
@@ -177,9 +176,10 @@ def _with_condition(asked: Asked, line: str) -> str:
 def _check_arguments(asked: Asked, which: JobFilter) -> None:
     """Refuse to search for what the user may not see."""
     asked.check_filter(which)
-    secret = {name for task in asked.queue.tasks.values() for name in task.settings.secret_args}
-    if hidden := sorted({name for name, _ in which.args} & secret):
-        raise Refused(f"argument {hidden[0]} is secret: no filter finds it", 403)
+    try:
+        Selection.of(which).check_arguments(asked.queue.tasks, for_log=False)
+    except OptionError as error:
+        raise Refused(str(error), 403) from error
 
 
 def _start(asked: Asked) -> PageStart | None:
@@ -243,7 +243,7 @@ def _count(asked: Asked, session: Session) -> Counts:
     found = {}
     for tab in ("running", "failed", "cancelled"):
         which = asked.scope(JobFilter(**STATUSES[tab]))
-        jobs = OperatorActions(session).number_of_jobs(which, limit=MOST_COUNTED + 1)
+        jobs = Listing(session).count(which, limit=MOST_COUNTED + 1)
         found[tab] = f"{number(MOST_COUNTED)}+" if jobs > MOST_COUNTED else number(jobs)
     latest = None if asked.access.tags is not None else QueueMinutes(session).latest()
     if latest is not None:

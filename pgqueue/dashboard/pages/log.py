@@ -5,24 +5,19 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from pgqueue import bulk
-from pgqueue.bulk import Result
-from pgqueue.dashboard.access import ACTIONS
 from pgqueue.dashboard.rendering import clock_time, number, span, visible
 from pgqueue.dashboard.routing import Asked, Page, Refused, Route
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import STATUSES, line_of
+from pgqueue.operations import Selection
+from pgqueue.operations.acting import is_resumable
+from pgqueue.operations.actions import ACTIONS, BUTTONS, ON_JOBS
+from pgqueue.operations.engine import Result
+from pgqueue.operations.log_words import error_of, target_in_words
 from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.listing import JobFilter
-from pgqueue.repository.operator_actions import KNOWN_ACTIONS, Action, OperatorActions
+from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 
-DONE = {"requeue": "requeued", "run_now": "due now", "cancel": "cancelled", "kill": "cancelled"}
-DOING = {
-    "requeue": "Requeueing",
-    "run_now": "Making due now",
-    "cancel": "Cancelling",
-    "kill": "Cancelling",
-}
 LONGEST_SPREAD = 1e9
 """Seconds; a hand has written a longer one."""
 ON_A_PAGE = 50
@@ -57,17 +52,13 @@ def log(asked: Asked) -> Page:
         action=action,
         actions_known=[
             ("", "all"),
-            *(
-                (one, visible(one.replace("_", " ")))
-                for one in sorted({*KNOWN_ACTIONS, action})
-                if one
-            ),
+            *((one, visible(one.replace("_", " "))) for one in sorted({*ACTIONS, action}) if one),
         ],
         is_unfinished=unfinished,
         is_limited=asked.access.is_limited,
         target_in_words=partial(_target, asked),
-        errors=errors_of(asked, map(bulk.error_of, shown or ())),
-        error_of=bulk.error_of,
+        errors=errors_of(asked, map(error_of, shown or ())),
+        error_of=error_of,
         endpoint_of=lambda action: _endpoint(asked, action),
     )
 
@@ -81,14 +72,14 @@ def log_entry(asked: Asked, action_id: int) -> Page:
 
 
 def entry(
-    asked: Asked, action: Action, *, is_working: bool = False, left: Sequence[Result] = ()
+    asked: Asked, action: LogEntry, *, is_working: bool = False, left: Sequence[Result] = ()
 ) -> Page:
     """The page of an action.
 
     ``is_working``: this request has done a part of it, and the page goes on by itself.  ``left``:
     the jobs that the request has skipped.
     """
-    fingerprint = bulk.error_of(action)
+    fingerprint = error_of(action)
     return Page(
         "log_entry.html",
         title=f"{action.action.replace('_', ' ').capitalize()}, action {action.id}",
@@ -99,7 +90,7 @@ def entry(
         error=errors_of(asked, [fingerprint]).get(fingerprint),
         options=options_in_words(action),
         of=_of(action),
-        doing=DOING.get(action.action, "Doing"),
+        doing=ON_JOBS[action.action].doing if action.action in ON_JOBS else "Doing",
         ended=ended_in_words(action),
         waiting=_waiting(action),
         endpoint=_endpoint(asked, action),
@@ -108,26 +99,26 @@ def entry(
     )
 
 
-def ended_in_words(action: Action) -> str:
+def ended_in_words(action: LogEntry) -> str:
     """What an action on jobs that has ended has done; jobs that are spread are still to come."""
-    done = DONE.get(action.action)
-    if done is None or not {"jobs", "filter"} & {*action.target}:
+    if action.action not in ON_JOBS or not {"jobs", "filter"} & {*action.target}:
         return ""
-    words = f"{number(action.jobs)} job{'' if action.jobs == 1 else 's'} {done}"
+    jobs = "job" if action.jobs == 1 else "jobs"
+    words = f"{number(action.jobs)} {jobs} {ON_JOBS[action.action].done}"
     if action.jobs and (spread := _spread(action)):
         words += f", spread over {span(spread)}: due from {clock_time(action.at)} to "
         words += f"{clock_time(action.at + spread)} UTC"
     return words
 
 
-def _spread(action: Action) -> timedelta | None:
+def _spread(action: LogEntry) -> timedelta | None:
     seconds = action.options.get("spread_s")
     if isinstance(seconds, int | float) and 0 <= seconds < LONGEST_SPREAD:
         return timedelta(seconds=seconds)
     return None
 
 
-def _of(action: Action) -> int | None:
+def _of(action: LogEntry) -> int | None:
     """How many jobs an action is on, as they were counted before it; None if they were not."""
     if isinstance(action.target.get("jobs"), list):
         return len(action.target["jobs"])
@@ -135,19 +126,19 @@ def _of(action: Action) -> int | None:
     return of if isinstance(of, int) else None
 
 
-def _waiting(action: Action) -> str:
+def _waiting(action: LogEntry) -> str:
     """The filter for the jobs that wait, of the task and the queue of a requeue."""
     if action.action != "requeue" or "filter" not in action.target:
         return ""
     try:
-        which = bulk.filter_from(action.target["filter"])
+        which = Selection.from_target(action.target).which
     except OptionError:  # code of another version has written it
         return ""
     waits = JobFilter(**STATUSES["pending"], task=which.task, queue=which.queue)
     return line_of(waits) if which.task or which.queue else ""
 
 
-def options_in_words(action: Action) -> str:
+def options_in_words(action: LogEntry) -> str:
     """How an action was done."""
     options, words = dict(action.options), []
     of, spread = options.pop("of", None), _spread(action)
@@ -171,26 +162,28 @@ def errors_of(asked: Asked, fingerprints: Iterable[int | None]) -> Mapping[Any, 
     return found or {}
 
 
-def _target(asked: Asked, action: Action) -> str:
-    return bulk.target_in_words(action, show_arguments=asked.may("view_arguments"))
+def _target(asked: Asked, action: LogEntry) -> str:
+    return target_in_words(action, show_arguments=asked.may("view_arguments"))
 
 
-def _line(asked: Asked, action: Action) -> str:
+def _line(asked: Asked, action: LogEntry) -> str:
     """The filter of an action, for a link; empty without one that the user may search by."""
+    if "filter" not in action.target:
+        return ""
     try:
-        which = bulk.filter_from(action.target["filter"])
-    except (KeyError, OptionError):  # code of another version has written it
+        which = Selection.from_target(action.target).which
+    except OptionError:  # code of another version has written it
         return ""
     may_search = asked.may("view_arguments") or not which.names_arguments
     return line_of(which) if may_search else ""
 
 
-def _endpoint(asked: Asked, action: Action) -> str | None:
+def _endpoint(asked: Asked, action: LogEntry) -> str | None:
     """Where the user can go on with an action; None if it is finished, or without the right."""
-    right = ACTIONS.get(action.action)
-    if action.finished_at is not None or right is None or not asked.may(right):
+    if not is_resumable(action):
         return None
-    return f"act_{right}" if bulk.is_resumable(action) else None
+    right = ON_JOBS[action.action].right
+    return f"act_{right}" if asked.may(right) and action.action in BUTTONS else None
 
 
 ROUTES = [Route("/log", log), Route("/log/<int:action_id>", log_entry)]

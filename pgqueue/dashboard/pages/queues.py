@@ -192,15 +192,13 @@ def queues(asked: Asked) -> Page:
 
 def pause_queue(asked: Asked) -> Done:
     name = _queue(asked)
-    asked.queue.pause(asked.session, name)
-    asked.log("pause_queue", {"queue": name})
+    asked.operator.pause_queue(name)
     return Done(f"paused queue {name}: workers skip it within two seconds", to=asked.back())
 
 
 def resume_queue(asked: Asked) -> Done:
     name = _queue(asked)
-    asked.queue.resume(asked.session, name)
-    asked.log("resume_queue", {"queue": name})
+    asked.operator.resume_queue(name)
     return Done(f"resumed queue {name}", to=asked.back())
 
 
@@ -215,26 +213,19 @@ def _queue(asked: Asked) -> str:
 def set_limit(asked: Asked) -> Done:
     """Set the capacity of a limit or of one of its keys; empty: that of the code."""
     name, key = _limit(asked)
-    capacity, limits = asked.posted_whole("capacity"), Limits(asked.session)
-    before = limits.capacities()
-    written = asked.queue.set_limit(asked.session, name, capacity, key=key)
-    after = limits.capacities()
-    was, is_now = (known.get(written, known.get(name)) for known in (before, after))
-    asked.log("set_limit", {"limit": written}, before={"capacity": was}, after={"capacity": is_now})
+    written, is_now = asked.operator.set_limit(name, asked.posted_whole("capacity"), key=key)
     return Done(f"the capacity of {written} is {is_now}", to=asked.back())
 
 
 def pause_key(asked: Asked) -> Done:
     name, key = _limit(asked, needs_key=True)
-    written = asked.queue.pause_key(asked.session, name, key)
-    asked.log("pause_key", {"key": written})
+    written = asked.operator.pause_key(name, key)
     return Done(f"paused {written}: no more of its jobs are admitted", to=asked.back())
 
 
 def resume_key(asked: Asked) -> Done:
     name, key = _limit(asked, needs_key=True)
-    written = asked.queue.resume_key(asked.session, name, key)
-    asked.log("resume_key", {"key": written})
+    written = asked.operator.resume_key(name, key)
     return Done(f"resumed {written}", to=asked.back())
 
 

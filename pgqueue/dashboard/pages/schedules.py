@@ -55,22 +55,19 @@ def _row(state: ScheduleState, results: list[tuple[int, JobStatus]]) -> Row:
 def run_schedule(asked: Asked) -> Done:
     """Enqueue a job of a schedule now; its next tick stays where it is."""
     name = _name(asked)
-    job_id = asked.queue.schedules.trigger(asked.session, name)
-    asked.log("trigger_schedule", {"schedule": name}, job_ids=[job_id])
+    job_id = asked.operator.trigger_schedule(name)
     return Done(f"enqueued job {job_id} of schedule {name}", to=asked.back())
 
 
 def pause_schedule(asked: Asked) -> Done:
     name = _name(asked)
-    asked.queue.schedules.pause(asked.session, name)
-    asked.log("pause_schedule", {"schedule": name})
+    asked.operator.pause_schedule(name)
     return Done(f"paused schedule {name}", to=asked.back())
 
 
 def resume_schedule(asked: Asked) -> Done:
     name = _name(asked)
-    asked.queue.schedules.resume(asked.session, name)
-    asked.log("resume_schedule", {"schedule": name})
+    asked.operator.resume_schedule(name)
     return Done(f"resumed schedule {name}", to=asked.back())
 
 

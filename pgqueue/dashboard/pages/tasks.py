@@ -148,15 +148,13 @@ def task(asked: Asked, name: str) -> Page:
 
 def pause_task(asked: Asked) -> Done:
     name = _task(asked)
-    asked.queue.pause_task(asked.session, name)
-    asked.log("pause_task", {"task": name})
+    asked.operator.pause_task(name)
     return Done(f"paused task {name}: workers skip its jobs within two seconds", to=asked.back())
 
 
 def resume_task(asked: Asked) -> Done:
     name = _task(asked)
-    asked.queue.resume_task(asked.session, name)
-    asked.log("resume_task", {"task": name})
+    asked.operator.resume_task(name)
     return Done(f"resumed task {name}", to=asked.back())
 
 

@@ -96,9 +96,8 @@ def quiet_worker(asked: Asked) -> Done:
         worker_id = UUID(asked.posted("worker"))
     except ValueError:
         raise Refused("worker is no id of a worker") from None
-    if not asked.queue.quiet(asked.session, worker_id):
+    if not asked.operator.quiet(worker_id):
         raise Refused("this worker has ended; nothing was changed", 404)
-    asked.log("quiet", {"worker": str(worker_id)})
     return Done("the worker claims no more jobs", to=asked.back())
 
 

@@ -4,14 +4,13 @@ Each call works in the caller's transaction: its changes take effect with the ca
 """
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import chain
 from typing import Any, Never, Unpack
 from uuid import UUID
 
-from sqlalchemy import Connection
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session
 
 from pgqueue.checks import (
     check_known_task_name,
@@ -21,11 +20,19 @@ from pgqueue.checks import (
     checked_id,
     shown,
 )
-from pgqueue.database.callers import executor, in_transaction, may_notify, translated_errors
+from pgqueue.database.callers import (
+    AnySession,
+    executor,
+    in_transaction,
+    may_notify,
+    translated_errors,
+)
 from pgqueue.errors import ArgumentsError, OptionError
 from pgqueue.models import JobStatus
+from pgqueue.operations.actions import ACTIONS, Doing
+from pgqueue.operations.engine import within
+from pgqueue.operations.selection import Selection
 from pgqueue.repository.batches import Batches, BatchState
-from pgqueue.repository.cancel import Cancels
 from pgqueue.repository.health import Health, StatusCount
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.job_state import JobState, JobStates
@@ -35,10 +42,9 @@ from pgqueue.repository.listing import UNFINISHED, JobConditions, JobFilter
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checked_key, key_of
 from pgqueue.rules.unique import stored_forms
+from pgqueue.schedules import Schedules
 from pgqueue.tasks import Task
 from pgqueue.tasks.editing import Changes
-from pgqueue.tasks.editing import change as change_job
-from pgqueue.tasks.editing import requeue as requeue_changed
 
 MOST_BATCHES = 1_000_000
 
@@ -50,6 +56,8 @@ class Operations:
     tasks: dict[str, Task[..., Any]]
     find: Callable[[str], Task[..., Any]]
     queue_limits: dict[str, tuple[Limit, ...]]
+    schedules: Schedules
+    read_committed: Callable[[], AbstractContextManager[Session]]
 
     @property
     def limited(self) -> Limited:
@@ -64,9 +72,7 @@ class Operations:
         )
 
     @translated_errors()
-    def job_state(
-        self, session: Session | Connection | scoped_session[Any], job_id: int
-    ) -> JobState:
+    def job_state(self, session: AnySession, job_id: int) -> JobState:
         """Return the state of a job by one statement, without loading a :class:`Job`.
 
         For pages that ask often whether a job has ended.  Raises JobNotFound.
@@ -74,9 +80,7 @@ class Operations:
         return JobStates(executor(session)).of(checked_id(job_id))
 
     @translated_errors()
-    def get_batch(
-        self, session: Session | Connection | scoped_session[Any], batch_id: int
-    ) -> BatchState:
+    def get_batch(self, session: AnySession, batch_id: int) -> BatchState:
         """Return a batch with its progress.  Reads all of its jobs until it has ended.
 
         Raises BatchNotFound.
@@ -84,9 +88,7 @@ class Operations:
         return Batches(executor(session)).state(checked_id(batch_id, "batch"))
 
     @translated_errors()
-    def progress_of(
-        self, session: Session | Connection | scoped_session[Any], batch_id: int
-    ) -> BatchState:
+    def progress_of(self, session: AnySession, batch_id: int) -> BatchState:
         """Return a batch as a worker has last counted it: one row, however many jobs it has.
 
         While jobs of the batch end, a worker counts every second, or more rarely if a count takes
@@ -96,9 +98,7 @@ class Operations:
         return Batches(executor(session)).progress(checked_id(batch_id, "batch"))
 
     @translated_errors()
-    def batches(
-        self, session: Session | Connection | scoped_session[Any], limit: int = 100
-    ) -> list[BatchState]:
+    def batches(self, session: AnySession, limit: int = 100) -> list[BatchState]:
         """Return the newest batches with their progress, at most ``limit``."""
         check_whole("batches: ", "limit", limit, 0, MOST_BATCHES)
         return Batches(executor(session)).states(limit)
@@ -106,7 +106,7 @@ class Operations:
     @translated_errors()
     def cancel(
         self,
-        session: Session | Connection | scoped_session[Any],
+        session: AnySession,
         job_id: int,
         *,
         kill: bool = False,
@@ -124,14 +124,12 @@ class Operations:
         Raises JobNotFound; with ``kill``, for a running job, also OptionError if its handler runs
         in the worker's own process, and UnknownTask if this application does not have its task.
         """
-        job_id = checked_id(job_id)
-        jobs = Jobs(in_transaction(session, f"cancel of job {job_id}"))
-        return jobs.cancel(job_id, check_kill=partial(self._check_kill, job_id) if kill else None)
+        return self._act("kill" if kill else "cancel", session, job_id)
 
     @translated_errors()
     def cancel_where(
         self,
-        session: Session | Connection | scoped_session[Any],
+        session: AnySession,
         *,
         status: JobStatus | str | Collection[JobStatus | str] = UNFINISHED,
         **conditions: Unpack[JobConditions],
@@ -144,10 +142,11 @@ class Operations:
         - ``unique_key``: as given to the enqueue, or as in ``Job.unique_key``; two queues may each
           have a job with it.
 
-        At least one condition besides ``status`` is needed, and all must hold.  Jobs that wait end
-        first, the newest before the others, by one statement for each thousand.  Then each job
-        that a worker has claimed is asked to stop, as :meth:`cancel` does.  The rows of the jobs
-        stay locked until the transaction ends, so commit soon.  Beside other operators it may fail
+        At least one condition besides ``status`` is needed, and all must hold.  The jobs are
+        cancelled in the order of their ids, those that wait by one statement for each five hundred.
+        Each job that a worker has claimed is asked to stop, as :meth:`cancel` does.  The rows of
+        the jobs stay locked until the transaction ends, so commit soon; with very many jobs use
+        :meth:`PgQueue.operate`, which commits in between.  Beside other operators it may fail
         with a deadlock (SQLSTATE 40P01), as it locks rows in an order of its own: roll back, and
         repeat the transaction.
 
@@ -168,12 +167,10 @@ class Operations:
             elif value is not None:
                 check_text("cancel_where: ", name, value)
         which = JobFilter(frozenset(map(JobStatus, statuses)), **conditions)
-        return dict(Cancels(in_transaction(session, "cancel of several jobs")).all_of(which))
+        return self._cancel_all(session, Selection.of(which), "cancel of several jobs")
 
     @translated_errors()
-    def cancel_batch(
-        self, session: Session | Connection | scoped_session[Any], batch_id: int
-    ) -> dict[Change, int]:
+    def cancel_batch(self, session: AnySession, batch_id: int) -> dict[Change, int]:
         """Cancel the jobs of a batch that have not ended, as :meth:`cancel_where` does.
 
         Raises BatchNotFound.
@@ -184,7 +181,7 @@ class Operations:
     @translated_errors()
     def cancel_by_key(
         self,
-        session: Session | Connection | scoped_session[Any],
+        session: AnySession,
         key: str,
         queue: str | None = None,
     ) -> dict[Change, int]:
@@ -203,13 +200,14 @@ class Operations:
         check_text("cancel_by_key: ", "key", key)
         if queue is not None:
             check_queue_name(queue, "cancel_by_key: ")
-        cancels = Cancels(in_transaction(session, "cancel by a unique key"))
-        return dict(cancels.of_keys(stored_forms(key), queue))
+        connection = in_transaction(session, "cancel by a unique key")
+        found = Jobs(connection).with_keys(stored_forms(key), queue)
+        return self._cancel_all(session, Selection(found), "cancel by a unique key")
 
     @translated_errors()
     def requeue(
         self,
-        session: Session | Connection | scoped_session[Any],
+        session: AnySession,
         job_id: int,
         *,
         args: Mapping[str, Any] | None = None,
@@ -224,15 +222,12 @@ class Operations:
         ``args``, also what :meth:`change` raises.
         """
         job_id = checked_id(job_id)
-        changes = None if args is None else Changes(args=args)
-        connection = in_transaction(session, f"requeue of job {job_id}")
-        notify = self.notify and may_notify(connection)
-        return requeue_changed(Jobs(connection), job_id, changes, self.find, notify=notify)
+        return self._act("requeue", session, job_id, None if args is None else Changes(args=args))
 
     @translated_errors()
     def change(
         self,
-        session: Session | Connection | scoped_session[Any],
+        session: AnySession,
         job_id: int,
         *,
         priority: int | None = None,
@@ -261,36 +256,31 @@ class Operations:
                 "and args; enqueue another job with it, and cancel this one"
             )
         changes = Changes(priority=priority, delay=delay, run_at=run_at, args=args)
-        connection = in_transaction(session, f"change of job {job_id}")
-        notify = self.notify and may_notify(connection)
-        return change_job(Jobs(connection), job_id, changes, self.find, notify=notify)
+        return self._act("change", session, job_id, changes)
 
     @translated_errors()
-    def run_now(self, session: Session | Connection | scoped_session[Any], job_id: int) -> Change:
+    def run_now(self, session: AnySession, job_id: int) -> Change:
         """Make a waiting job due now, whether it was delayed, snoozed or waits for its retry.
 
         Uses up no attempt.  A job that is due, running or ended stays as it is.  Raises
         JobNotFound.
         """
-        job_id = checked_id(job_id)
-        connection = in_transaction(session, f"run_now of job {job_id}")
-        notify = self.notify and may_notify(connection)
-        return Jobs(connection).run_now(job_id, notify=notify)
+        return self._act("run_now", session, job_id)
 
     @translated_errors()
-    def pause(self, session: Session | Connection | scoped_session[Any], queue: str) -> None:
+    def pause(self, session: AnySession, queue: str) -> None:
         """Make all workers skip a queue, within two seconds; enqueuing continues."""
         check_queue_name(queue)
         Jobs(executor(session)).pause(queue)
 
     @translated_errors()
-    def resume(self, session: Session | Connection | scoped_session[Any], queue: str) -> None:
+    def resume(self, session: AnySession, queue: str) -> None:
         """Undo :meth:`pause`."""
         check_queue_name(queue)
         Jobs(executor(session)).resume(queue)
 
     @translated_errors()
-    def pause_task(self, session: Session | Connection | scoped_session[Any], task: str) -> None:
+    def pause_task(self, session: AnySession, task: str) -> None:
         """Make all workers skip the jobs of a task, within two seconds; enqueuing continues.
 
         ``task``: its name, as in ``task.name``.  Its schedules continue to enqueue.  Raises
@@ -301,15 +291,13 @@ class Operations:
         Jobs(executor(session)).pause_task(task)
 
     @translated_errors()
-    def resume_task(self, session: Session | Connection | scoped_session[Any], task: str) -> None:
+    def resume_task(self, session: AnySession, task: str) -> None:
         """Undo :meth:`pause_task`."""
         check_known_task_name(task)
         Jobs(executor(session)).resume_task(task)
 
     @translated_errors()
-    def pause_key(
-        self, session: Session | Connection | scoped_session[Any], limit: str, key: Any
-    ) -> str:
+    def pause_key(self, session: AnySession, limit: str, key: Any) -> str:
         """Admit no more jobs of one value of an argument; enqueuing continues.
 
         ``limit``: the name of a limit by the argument, or of ``fair_by``, as in :meth:`limits`.
@@ -319,14 +307,12 @@ class Operations:
         return self.set_limit(session, limit, 0, key=(None,) if key is None else key)
 
     @translated_errors()
-    def resume_key(
-        self, session: Session | Connection | scoped_session[Any], limit: str, key: Any
-    ) -> str:
+    def resume_key(self, session: AnySession, limit: str, key: Any) -> str:
         """Undo :meth:`pause_key`: the key has the capacity of the other keys again."""
         return self.set_limit(session, limit, None, key=(None,) if key is None else key)
 
     @translated_errors()
-    def workers(self, session: Session | Connection | scoped_session[Any]) -> list[WorkerState]:
+    def workers(self, session: AnySession) -> list[WorkerState]:
         """Return the live workers, each with the jobs that it holds, in the order of their starts.
 
         A worker is live as long as no other has declared it dead.  ``heartbeat_age`` shows how old
@@ -336,7 +322,7 @@ class Operations:
         return Workers(executor(session)).live()
 
     @translated_errors()
-    def quiet(self, session: Session | Connection | scoped_session[Any], worker_id: UUID) -> bool:
+    def quiet(self, session: AnySession, worker_id: UUID) -> bool:
         """Make a worker claim no more jobs, within a second; it ends the jobs that it has claimed.
 
         The worker does not exit until it is stopped, because a service manager would restart a
@@ -353,7 +339,7 @@ class Operations:
     @translated_errors()
     def set_limit(
         self,
-        session: Session | Connection | scoped_session[Any],
+        session: AnySession,
         name: str,
         capacity: int | None,
         *,
@@ -393,18 +379,18 @@ class Operations:
         return of_key
 
     @translated_errors()
-    def limits(self, session: Session | Connection | scoped_session[Any]) -> list[LimitState]:
+    def limits(self, session: AnySession) -> list[LimitState]:
         """Return the limits that workers have declared, with the number of held places and of jobs
         that wait.  Reads all of these jobs."""
         return Limits(executor(session)).all()
 
     @translated_errors()
-    def check(self, session: Session | Connection | scoped_session[Any]) -> list[Violation]:
+    def check(self, session: AnySession) -> list[Violation]:
         """Return every row that breaks an invariant; empty if there is none.  Reads all jobs."""
         return Jobs(executor(session)).violations()
 
     @translated_errors()
-    def counts(self, session: Session | Connection | scoped_session[Any]) -> list[StatusCount]:
+    def counts(self, session: AnySession) -> list[StatusCount]:
         """Return the number of jobs by queue and status.
 
         Each status is counted in the table that has its jobs; only the succeeded ones are counted
@@ -413,10 +399,22 @@ class Operations:
         """
         return Health(executor(session)).counts(succeeded=True)
 
-    def _check_kill(self, job_id: int, task: str) -> None:
-        if not self.find(task).in_process:
-            raise OptionError(
-                f"job {job_id} of task {task} runs in the process of its worker, which cannot "
-                "be killed; nothing was changed. Cancel it without kill, and let its handler ask "
-                "ctx.is_cancelled(); or give the task executor='process'"
-            )
+    def _act(
+        self, action: str, session: AnySession, job_id: int, changes: Changes | None = None
+    ) -> Change:
+        """Do an action on one job in the caller's transaction."""
+        job_id = checked_id(job_id)
+        row = ACTIONS[action]
+        assert row.one is not None
+        doing = self._doing(session, f"{action} of job {job_id}", changes)
+        return row.one(doing, job_id, None)
+
+    def _cancel_all(
+        self, session: AnySession, selection: Selection, where: str
+    ) -> dict[Change, int]:
+        return dict(within(selection, ACTIONS["cancel"], self._doing(session, where)))
+
+    def _doing(self, session: AnySession, where: str, changes: Changes | None = None) -> Doing:
+        connection = in_transaction(session, where)
+        notify = self.notify and may_notify(connection)
+        return Doing(connection, self.find, notify, changes)

@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, get_type_hints
 
 import pytest
@@ -16,14 +15,18 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import enqueue, enqueue_many, execute, wait_until
 from chaos.workers import FORKS
-from pgqueue import Job, JobStatus, Limit, MessageQueue, PgQueue, bulk
+from pgqueue import Job, JobStatus, Limit, MessageQueue, PgQueue
 from pgqueue.errors import OptionError
 from pgqueue.models import WaitingMessage
+from pgqueue.operations import Operator, Outcome, Selection, engine, selection
+from pgqueue.operations.actions import ACTIONS
 from pgqueue.repository.listing import JobFilter
-from pgqueue.repository.operator_actions import Action, OperatorActions
+from pgqueue.repository.operator_actions import LogEntry, OperatorActions
+from pgqueue.tasks.editing import Changes
 
 FAILED = frozenset([JobStatus.FAILED])
 CANCELLED = JobFilter(statuses=frozenset([JobStatus.CANCELLED]))
+EVERY_QUEUE = JobFilter(queue="default")
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 
@@ -47,22 +50,30 @@ def cancelled(queue: PgQueue, number: int) -> list[int]:
     return ids
 
 
-def begun(queue: PgQueue, action: str, which: JobFilter = CANCELLED, **more: Any) -> Action:
-    with begin(queue) as session:
-        new = bulk.action_on_filter(session, action, which, actor="ada", **more)
-        return OperatorActions(session).add(new)
+def started(
+    queue: PgQueue, action: str, which: JobFilter = CANCELLED, ids: Any = None, **more: Any
+) -> Outcome:
+    return Operator(queue, "ada").start(action, Selection.of(which, ids), **more)
 
 
-def run(queue: PgQueue, action: Action, *, stop_after: int = 9999) -> Action:
-    """Do what is left; stops after so many portions, as a process that is killed does."""
-    portions = bulk.run(partial(begin, queue), action, bulk.act_of(queue, action.action))
-    for number, _ in enumerate(portions, 1):
+def run(queue: PgQueue, outcome: Outcome, *, stop_after: int = 9999) -> LogEntry:
+    """Do what is left; stops after so many steps, as a process that is killed does."""
+    for number, _ in enumerate(outcome, 1):
         if number == stop_after:
             break
+    return logged(queue, outcome.entry.id)
+
+
+def logged(queue: PgQueue, action_id: int | None) -> LogEntry:
     with begin(queue) as session:
-        found = OperatorActions(session).one(action.id or 0)
+        found = OperatorActions(session).one(action_id or 0)
     assert found is not None
     return found
+
+
+def going_on(queue: PgQueue, entry: LogEntry) -> Outcome:
+    """Another process that goes on."""
+    return Operator(queue, "ada").go_on(entry.id or 0)
 
 
 def statuses(queue: PgQueue) -> list[JobStatus]:
@@ -79,18 +90,21 @@ class TestPortions:
     def test_all_that_match_are_changed_and_counted(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 205)
 
-        found = run(queue, begun(queue, "requeue"))
+        found = run(queue, started(queue, "requeue"))
 
         assert (found.jobs, found.skipped, found.cursor) == (205, 0, ids[-1])
         assert found.first_ids == ids[:20]
         assert found.finished_at is not None
         assert messages(queue) == 205
 
-    def test_another_process_goes_on_where_one_has_stopped(self, queue: PgQueue) -> None:
+    def test_another_process_goes_on_where_one_has_stopped(
+        self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engine, "PORTION", 100)
         cancelled(queue, 205)
 
-        stopped = run(queue, begun(queue, "requeue"), stop_after=1)
-        found = run(queue, stopped)
+        stopped = run(queue, started(queue, "requeue"), stop_after=1)
+        found = run(queue, going_on(queue, stopped))
 
         assert (stopped.jobs, stopped.finished_at) == (100, None)
         assert (found.jobs, found.skipped, messages(queue)) == (205, 0, 205)
@@ -98,35 +112,37 @@ class TestPortions:
 
     def test_jobs_that_fail_after_it_began_are_left(self, queue: PgQueue) -> None:
         cancelled(queue, 2)
-        action = begun(queue, "requeue")
+        outcome = started(queue, "requeue")
         cancelled(queue, 1)
 
-        assert run(queue, action).jobs == 2
+        assert run(queue, outcome).jobs == 2
         assert statuses(queue)[-1] is JobStatus.CANCELLED
 
     def test_a_finished_action_changes_nothing_more(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 2)
-        action = begun(queue, "requeue")
-        run(queue, action)
+        outcome = started(queue, "requeue")
+        other = going_on(queue, outcome.entry)
+        run(queue, outcome)
         with begin(queue) as session:
             queue.cancel(session, ids[1])
 
-        found = run(queue, action)  # as by a process that has the state of its beginning
+        found = run(queue, other)  # as by a process that has the state of its beginning
 
         assert (found.jobs, found.skipped) == (2, 0)
         assert statuses(queue)[1] is JobStatus.CANCELLED
+        with pytest.raises(OptionError, match="does not say how to go on"):
+            going_on(queue, found)
 
-    def test_a_job_that_has_moved_on_is_skipped_with_the_reason(self, queue: PgQueue) -> None:
+    def test_a_named_job_that_has_moved_on_is_skipped_with_the_reason(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 2)
-        action = begun(queue, "requeue")
+        outcome = started(queue, "requeue", JobFilter(), ids)
         with begin(queue) as session:
             queue.requeue(session, ids[0])
 
-        with begin(queue) as session:
-            moved, results = bulk.step(session, action, ids, bulk.act_of(queue, "requeue"))
+        results = [str(one) for one in chain.from_iterable(outcome)]
 
-        assert (moved.jobs, moved.skipped) == (1, 1)
-        assert [str(one) for one in results] == [
+        assert (outcome.changed, outcome.skipped) == (1, 1)
+        assert results == [
             f"{ids[0]}: unchanged, because its status is pending",
             f"{ids[1]}: requeued",
         ]
@@ -140,13 +156,12 @@ class TestPortions:
         with begin(queue) as session:
             enqueue(session, key="k")
 
-        found = run(queue, begun(queue, "requeue"))
+        found = run(queue, started(queue, "requeue"))
 
         assert (found.jobs, found.skipped) == (1, 1)
 
     def test_a_job_that_stays_locked_is_skipped_with_the_reason(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 5)
-        action = begun(queue, "requeue")
         lock = text("SELECT FROM pgqueue.jobs WHERE id = ANY(:ids) FOR UPDATE")
 
         @contextmanager
@@ -155,17 +170,16 @@ class TestPortions:
                 session.execute(text("SET LOCAL lock_timeout = '50ms'"))
                 yield session
 
+        outcome = Operator(queue, "ada", begin=impatient).start("requeue", Selection.of(CANCELLED))
         with begin(queue) as session:
             session.execute(lock, {"ids": ids[1:3]})
-            portions = list(bulk.run(impatient, action, bulk.act_of(queue, "requeue")))
+            results = [str(one) for one in chain.from_iterable(outcome)]
 
-        told = [str(one) for _, results in portions for one in results]
-        assert told == [
-            f"{ids[0]}: requeued",
+        assert results == [
+            *(f"{id}: requeued" for id in (ids[0], *ids[3:])),
             *(f"{id}: locked, because another transaction has locked it" for id in ids[1:3]),
-            *(f"{id}: requeued" for id in ids[3:]),
         ]
-        assert (portions[-1][0].jobs, portions[-1][0].skipped) == (3, 2)
+        assert (outcome.changed, outcome.skipped) == (3, 2)
 
     def test_jobs_are_put_back_by_one_statement_each_with_its_message(self, queue: PgQueue) -> None:
         limited = queue.task(limit=Limit(1), name="limited")(lambda: None)
@@ -173,15 +187,12 @@ class TestPortions:
         with begin(queue) as session:
             ids = [task.enqueue(session).id for task in (plain, limited, plain, limited)]
             queue.cancel_where(session, queue="default")
-            new = bulk.action_on_ids(session, "requeue", ids, actor="ada", spread=HOUR)
+        outcome = started(queue, "requeue", spread=HOUR)
         sent: list[str] = []
+        event.listen(queue.engine, "before_cursor_execute", lambda *each: sent.append(each[2]))
 
-        with begin(queue) as session:
-            event.listen(queue.engine, "before_cursor_execute", lambda *each: sent.append(each[2]))
-            act = bulk.act_of(queue, "requeue")
-            _, results = bulk.step(session, new, ids, act, at_once=True)
+        assert run(queue, outcome).jobs == 4
 
-        assert [one.change for one in results] == ["requeued"] * 4
         changes = [each for each in sent if "UPDATE pgqueue.jobs" in each]
         assert len(changes) == 2  # of jobs without and with limits
         with queue.session() as session:
@@ -189,26 +200,28 @@ class TestPortions:
             waiting = {row.target_id for row in session.query(WaitingMessage)}
             due = {row.target_id for row in session.query(MessageQueue)}
             assert (due, waiting) == ({ids[0], ids[2]}, {ids[1], ids[3]})
-            assert [(job.run_at - new.at) / HOUR for job in jobs[1:]] == [0.25, 0.5, 0.75]
+            at = outcome.entry.at
+            assert [(job.run_at - at) / HOUR for job in jobs[1:]] == [0.25, 0.5, 0.75]
             assert queue.check(session) == []
 
-    def test_a_requeue_that_waits_for_a_job_has_locked_no_later_one(self, queue: PgQueue) -> None:
+    def test_an_action_that_waits_for_a_job_has_locked_no_other(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 3)
-        action = begun(queue, "requeue")
+        outcome = started(queue, "requeue", JobFilter(), ids)
         lock = text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE NOWAIT")
 
         with ThreadPoolExecutor(1) as thread:
             with begin(queue) as session:
                 session.execute(lock, {"id": ids[1]})
-                done = thread.submit(run, queue, action)
+                done = thread.submit(run, queue, outcome)
                 wait_until(lambda: is_any_waiting(queue))
+                session.execute(lock, {"id": ids[0]})
                 session.execute(lock, {"id": ids[2]})
             assert done.result().jobs == 3
 
     def test_a_search_without_an_index_goes_on_where_it_has_stopped(
         self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(bulk, "WINDOW", 4)
+        monkeypatch.setattr(selection, "WINDOW", 4)
         ids = cancelled(queue, 10)
         execute(
             queue.engine,
@@ -217,8 +230,8 @@ class TestPortions:
         )
         which = replace(CANCELLED, text="mail")
 
-        stopped = run(queue, begun(queue, "requeue", which), stop_after=1)
-        found = run(queue, stopped)
+        stopped = run(queue, started(queue, "requeue", which), stop_after=1)
+        found = run(queue, going_on(queue, stopped))
 
         assert (stopped.jobs, stopped.cursor, stopped.finished_at) == (0, ids[3], None)
         assert (found.jobs, found.skipped, messages(queue)) == (2, 0, 2)
@@ -228,52 +241,94 @@ class TestPortions:
         self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """However many jobs come later: they are neither searched for ever nor changed."""
-        monkeypatch.setattr(bulk, "WINDOW", 4)
+        monkeypatch.setattr(selection, "WINDOW", 4)
         first = cancelled(queue, 4)
-        action = begun(queue, "requeue", replace(CANCELLED, text="mail"))
+        outcome = started(queue, "requeue", replace(CANCELLED, text="mail"))
         later = cancelled(queue, 12)
         execute(queue.engine, "UPDATE pgqueue.jobs SET last_error = 'no mail'")
 
-        found = run(queue, action, stop_after=20)
+        found = run(queue, outcome, stop_after=20)
 
         assert (found.finished_at is not None, found.jobs) == (True, len(first))
         assert statuses(queue)[-len(later) :] == [JobStatus.CANCELLED] * len(later)
 
-    def test_named_jobs_are_changed_in_the_order_of_their_ids(self, queue: PgQueue) -> None:
+    def test_named_jobs_are_changed_one_by_one_in_the_order_of_their_ids(
+        self, queue: PgQueue
+    ) -> None:
         ids = cancelled(queue, 3)
-        with begin(queue) as session:
-            new = bulk.action_on_ids(session, "requeue", [ids[2], ids[0]], actor="ada")
-            action = OperatorActions(session).add(new)
 
-        stopped = run(queue, action, stop_after=1)
+        stopped = run(queue, started(queue, "requeue", JobFilter(), ids[::-2]), stop_after=1)
 
-        assert (stopped.jobs, stopped.target) == (2, {"jobs": [ids[0], ids[2]]})
-        assert run(queue, stopped).finished_at is not None
+        assert (stopped.jobs, stopped.target) == (1, {"jobs": [ids[0], ids[2]]})
+        found = run(queue, going_on(queue, stopped))
+        assert (found.jobs, found.skipped) == (2, 0)
+        assert found.finished_at is not None
 
-    def test_without_a_row_in_the_log_they_are_changed_all_the_same(self, queue: PgQueue) -> None:
-        cancelled(queue, 150)
-        with begin(queue) as session:
-            action = bulk.action_on_filter(session, "requeue", CANCELLED, actor="ada")
+    def test_a_limit_counts_the_jobs_that_were_tried(self, queue: PgQueue) -> None:
+        ids = cancelled(queue, 5)
 
-        portions = list(bulk.run(partial(begin, queue), action, bulk.act_of(queue, "requeue")))
+        stopped = run(queue, started(queue, "requeue", limit=3))
 
-        assert [len(results) for _, results in portions] == [100, 50]
-        assert portions[-1][0].jobs == messages(queue) == 150
+        assert (stopped.first_ids, stopped.options) == (ids[:3], {"limit": 3})
+
+    def test_without_the_right_to_write_the_log_jobs_are_changed_all_the_same(
+        self, queue: PgQueue
+    ) -> None:
+        cancelled(queue, 3)
+        told: list[str] = []
+
+        @contextmanager
+        def as_worker() -> Iterator[Session]:
+            with begin(queue) as session:
+                session.execute(text("SET LOCAL ROLE " + role))
+                yield session
+
+        role = "pgqueue_without_log"
+        with dropped_role(queue, role):
+            ada = Operator(queue, "ada", begin=as_worker, unlogged=lambda: told.append("unlogged"))
+            outcome = ada.start("requeue", Selection.of(CANCELLED)).finish()
+
+        assert (outcome.changed, outcome.entry.id, told) == (3, None, ["unlogged"])
+        assert messages(queue) == 3
+
+
+@contextmanager
+def dropped_role(queue: PgQueue, role: str) -> Iterator[None]:
+    """A role that may do all but write the log."""
+    execute(queue.engine, f"CREATE ROLE {role}")
+    execute(queue.engine, f"GRANT USAGE ON SCHEMA pgqueue TO {role}")
+    execute(queue.engine, f"GRANT ALL ON ALL TABLES IN SCHEMA pgqueue TO {role}")
+    execute(queue.engine, f"REVOKE INSERT ON pgqueue.operator_actions FROM {role}")
+    try:
+        yield
+    finally:
+        execute(queue.engine, f"DROP OWNED BY {role}")
+        execute(queue.engine, f"DROP ROLE {role}")
+
+
+def execute_in(session: Session, statement: str) -> None:
+    session.flush()
+    session.execute(text(statement))
+
+
+def leased(queue: PgQueue, job_id: int) -> None:
+    """Have a worker claim a job."""
+    execute(
+        queue.engine,
+        "WITH gone AS (DELETE FROM pgqueue.message_queue WHERE target_id = :id RETURNING *)"
+        " INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id, started_at)"
+        " SELECT target_id, id, 1, gen_random_uuid(), now() FROM gone",
+        id=job_id,
+    )
 
 
 class TestActions:
     def test_cancel_ends_those_that_wait_at_once_and_asks_the_others(self, queue: PgQueue) -> None:
         queue.task(name="limited", limit=Limit(1))(lambda: None).delay()
         ids = enqueue_many(queue.engine, 3)
-        execute(
-            queue.engine,
-            "WITH gone AS (DELETE FROM pgqueue.message_queue WHERE target_id = :id RETURNING *)"
-            " INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id, started_at)"
-            " SELECT target_id, id, 1, gen_random_uuid(), now() FROM gone",
-            id=ids[1],
-        )
+        leased(queue, ids[1])
 
-        found = run(queue, begun(queue, "cancel", JobFilter()))
+        found = run(queue, started(queue, "cancel", EVERY_QUEUE))
 
         assert (found.jobs, found.skipped) == (4, 0)
         ended = [JobStatus.CANCELLED] * 2
@@ -281,54 +336,113 @@ class TestActions:
         with queue.session() as session:
             assert session.get_one(Job, ids[1]).cancel_requested_at is not None
 
-    def test_cancel_reads_some_of_many_that_wait_at_once(
+    def test_waiting_jobs_are_found_in_several_reads(
         self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(bulk, "MOST_WAITING", 2)
-        enqueue_many(queue.engine, 5)
+        monkeypatch.setattr(engine, "READ_AHEAD", 2)
+        ids = enqueue_many(queue.engine, 5)
 
-        found = run(queue, begun(queue, "cancel", JobFilter()))
+        found = run(queue, started(queue, "cancel", EVERY_QUEUE))
 
-        assert (found.jobs, found.skipped, found.cursor) == (5, 0, None)
+        assert (found.jobs, found.skipped, found.cursor) == (5, 0, ids[-1])
+
+    @pytest.mark.parametrize("name", ["run_now", "change"])
+    def test_waiting_jobs_are_moved_by_one_statement_for_each_table(
+        self, queue: PgQueue, name: str
+    ) -> None:
+        limited = queue.task(name="limited", limit=Limit(1))(lambda: None)
+        plain = queue.task(name="plain")(lambda: None)
+        with begin(queue) as session:
+            for task in (plain, limited, plain, limited):
+                task.options(delay=HOUR).enqueue(session)
+            already = plain.options(priority=9).enqueue(session).id
+            execute_in(session, "UPDATE pgqueue.message_queue SET attempt = 2, crashes = 1")
+        changes = Changes(priority=9) if name == "change" else None
+        outcome = started(queue, name, EVERY_QUEUE, changes=changes)
+        sent: list[str] = []
+        event.listen(queue.engine, "before_cursor_execute", lambda *each: sent.append(each[2]))
+
+        found = run(queue, outcome)
+
+        assert found.jobs == 4
+        changed = [one for one in sent if "UPDATE pgqueue.jobs" in one and "found" in one]
+        assert len(changed) == 2
+        with queue.session() as session:
+            kept = session.query(MessageQueue.attempt, MessageQueue.crashes).all()
+            assert kept == [(2, 1)] * 3
+            jobs = session.query(Job).filter(Job.id != already).all()
+            now = session.scalar(text("SELECT clock_timestamp()"))
+            if name == "change":
+                assert {job.priority for job in jobs} == {9}
+            else:
+                assert all(job.run_at <= now for job in jobs)
+            assert queue.check(session) == []
+
+    def test_a_change_that_was_interrupted_is_continued(
+        self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engine, "PORTION", 2)
+        enqueue_many(queue.engine, 3)
+        changes = Changes(priority=9, delay=HOUR)
+        outcome = started(queue, "change", EVERY_QUEUE, changes=changes)
+
+        stopped = run(queue, outcome, stop_after=1)
+        found = run(queue, going_on(queue, stopped))
+
+        assert (stopped.jobs, found.jobs, found.skipped) == (2, 3, 0)
+        with queue.session() as session:
+            [same] = session.query(Job.priority, Job.run_at).distinct().all()
+        assert same.priority == 9
+        assert abs(same.run_at - stopped.at - HOUR) < MINUTE
 
     def test_run_now_finds_only_jobs_that_are_not_due(self, queue: PgQueue) -> None:
-        enqueue_many(queue.engine, 2)
-        execute(queue.engine, "UPDATE pgqueue.message_queue SET run_at = now() + '1h'::interval")
-        execute(
-            queue.engine,
-            "UPDATE pgqueue.jobs SET run_at = m.run_at FROM "
-            "pgqueue.message_queue m WHERE target_id = jobs.id",
-        )
+        plain = queue.task(name="plain")(lambda: None)
+        with begin(queue) as session:
+            plain.options(delay=HOUR).enqueue_many(session, [()] * 2)
         enqueue_many(queue.engine, 1)
 
-        assert run(queue, begun(queue, "run_now", JobFilter())).jobs == 2
+        assert run(queue, started(queue, "run_now", EVERY_QUEUE)).jobs == 2
 
     def test_a_kill_of_a_handler_in_the_worker_is_skipped(self, queue: PgQueue) -> None:
         queue.task(name="tests.task")(lambda: None)
         [job_id] = enqueue_many(queue.engine, 1)
-        execute(
-            queue.engine,
-            "WITH gone AS (DELETE FROM pgqueue.message_queue RETURNING *)"
-            " INSERT INTO pgqueue.leases (target_id, message_id, attempt, worker_id, started_at)"
-            " SELECT target_id, id, 1, gen_random_uuid(), now() FROM gone",
-        )
+        leased(queue, job_id)
 
-        found = run(queue, begun(queue, "kill", JobFilter()))
+        found = run(queue, started(queue, "kill", EVERY_QUEUE))
 
         assert (found.jobs, found.skipped) == (0, 1)
         with queue.session() as session:
             assert session.get_one(Job, job_id).cancel_requested_at is None
 
-    def test_it_is_refused_for_jobs_that_it_is_not_for(self, queue: PgQueue) -> None:
-        with pytest.raises(OptionError, match="requeue is for jobs that are failed or cancelled"):
-            begun(queue, "requeue", JobFilter(statuses=frozenset([JobStatus.SUCCEEDED])))
+    @pytest.mark.parametrize(
+        ("which", "words"),
+        [
+            (JobFilter(frozenset([JobStatus.SUCCEEDED])), "is for jobs that are failed or cancel"),
+            (JobFilter(), "which jobs[?]"),
+        ],
+    )
+    def test_it_is_refused_for_jobs_that_it_is_not_for(
+        self, queue: PgQueue, which: JobFilter, words: str
+    ) -> None:
+        with pytest.raises(OptionError, match=words):
+            started(queue, "requeue", which)
+
+    def test_one_job_is_logged_with_what_it_was(self, queue: PgQueue) -> None:
+        [job_id] = enqueue_many(queue.engine, 1)
+
+        outcome = started(queue, "change", JobFilter(), [job_id], changes=Changes(priority=9))
+        found = run(queue, outcome)
+
+        assert found.target == {"jobs": [job_id]}
+        assert found.options == {"priority": 9}
+        assert found.before == {"status": "pending", "priority": 5}
 
 
 class TestSpread:
     def test_jobs_are_due_one_after_the_other(self, queue: PgQueue) -> None:
         cancelled(queue, 150)
 
-        action = run(queue, begun(queue, "requeue", spread=150 * MINUTE))
+        action = run(queue, started(queue, "requeue", spread=150 * MINUTE))
 
         assert action.options == {"spread_s": 9000.0, "of": 150}
         with queue.session() as session:
@@ -345,7 +459,7 @@ class TestSpread:
             limited.enqueue_many(session, [()] * 2)
             queue.cancel_where(session, queue="default")
 
-        run(queue, begun(queue, "requeue", spread=2 * MINUTE))
+        run(queue, started(queue, "requeue", spread=2 * MINUTE))
 
         with queue.session() as session:
             first, second = (job.run_at for job in session.query(Job).order_by(Job.id))
@@ -354,15 +468,19 @@ class TestSpread:
 
 
 class TestTwoAtOnce:
-    def test_two_processes_double_nothing(self, queue: PgQueue) -> None:
+    def test_two_processes_double_nothing(
+        self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engine, "PORTION", 50)
         cancelled(queue, 300)
-        action = begun(queue, "requeue")
+        action = started(queue, "requeue").entry
         both = threading.Barrier(2)
 
         def work() -> None:
             own = PgQueue(create_engine(queue.engine.url))
+            outcome = going_on(own, action)
             both.wait(60)
-            run(own, action)
+            run(own, outcome)
             own.engine.dispose()
 
         threads = [threading.Thread(target=work) for _ in range(2)]
@@ -371,8 +489,7 @@ class TestTwoAtOnce:
         for thread in threads:
             thread.join(60)
 
-        with begin(queue) as session:
-            [found] = OperatorActions(session).newest(limit=9)
+        found = logged(queue, action.id)
         assert (found.jobs, found.skipped) == (300, 0)
         assert messages(queue) == 300
 
@@ -381,26 +498,25 @@ class TestTwoAtOnce:
     ) -> None:
         ids = cancelled(queue, 100)
         with begin(queue) as session:
-            ids.append(enqueue(session, key="k"))  # from here on one by one
+            ids.append(enqueue(session, key="k"))  # which no statement for many changes
         ids += cancelled(queue, 149)
-        action = begun(queue, "requeue", spread=250 * MINUTE)
+        action = started(queue, "requeue", spread=250 * MINUTE).entry
         url = queue.engine.url.render_as_string(hide_password=False)
         process = FORKS.Process(target=work_alone, args=(url, action.id))
 
         with begin(queue) as session:
-            # In the middle of the second portion, where the process waits for this lock.
+            # The process waits for this lock when it has changed the others at once.
             lock = text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE")
-            session.execute(lock, {"id": ids[150]})
+            session.execute(lock, {"id": ids[100]})
             process.start()
             wait_until(lambda: is_any_waiting(queue))
             process.kill()
             process.join(60)
         wait_until(lambda: not is_any_waiting(queue))
-        with begin(queue) as session:
-            [stopped] = OperatorActions(session).newest(limit=9, unfinished=True)
-        found = run(queue, stopped)
+        stopped = logged(queue, action.id)
+        found = run(queue, going_on(queue, stopped))
 
-        assert (stopped.jobs, stopped.cursor) == (100, ids[99])
+        assert (stopped.jobs, stopped.cursor) == (249, ids[99])
         assert (found.jobs, found.skipped, messages(queue)) == (250, 0, 250)
         with queue.session() as session:
             assert queue.check(session) == []
@@ -409,10 +525,7 @@ class TestTwoAtOnce:
 
 def work_alone(url: str, action_id: int) -> None:
     queue = PgQueue(url)
-    with begin(queue) as session:
-        action = OperatorActions(session).one(action_id)
-    assert action is not None
-    run(queue, action)
+    run(queue, going_on(queue, logged(queue, action_id)))
 
 
 def is_any_waiting(queue: PgQueue) -> bool:
@@ -434,13 +547,13 @@ class TestPreview:
             enqueue(session, key="k")
 
         with queue.session() as session:
-            found = bulk.preview(session, "requeue", JobFilter())
+            found = Selection.of(EVERY_QUEUE).preview(session, ACTIONS["requeue"])
 
         assert (found.jobs, found.keys_taken) == (13, 1)
         assert [job.id for job in found.samples] == ids[::-1][:10]
 
 
-def test_every_condition_of_a_filter_survives_in_the_log(queue: PgQueue) -> None:
+def test_every_condition_of_a_filter_survives_in_the_log() -> None:
     """Also those that are added later: the values are made of the types of the fields."""
     values: dict[Any, Any] = {
         int | None: 7,
@@ -455,17 +568,16 @@ def test_every_condition_of_a_filter_survives_in_the_log(queue: PgQueue) -> None
     words = {name: values[hint] for name, hint in get_type_hints(JobFilter).items()}
     which = JobFilter(**words)
 
-    cancelled(queue, 9)
-    found = bulk.filter_of(begun(queue, "requeue", which))
+    found = Selection.from_target(Selection.of(which).target).which
 
-    assert found == replace(which, statuses=FAILED)
+    assert found == which
 
 
 def test_a_span_of_a_filter_is_counted_from_the_beginning_of_the_action(queue: PgQueue) -> None:
     cancelled(queue, 1)
-    action = begun(queue, "requeue", replace(CANCELLED, created_after=MINUTE))
+    action = started(queue, "requeue", replace(CANCELLED, created_after=MINUTE)).entry
 
-    since = bulk.filter_of(action).created_after
+    since = Selection.from_target(action.target).which.created_after
 
     assert isinstance(since, datetime)
     assert timedelta(0) <= action.at - MINUTE - since < MINUTE
@@ -484,5 +596,5 @@ def test_the_log_keeps_no_secret_of_a_filter(queue: PgQueue, which: JobFilter, w
     def pay(card: str, to: str) -> None: ...
 
     with pytest.raises(OptionError, match=words):
-        bulk.check_arguments(queue, which)
-    bulk.check_arguments(queue, JobFilter(task="pay", args=(("to", "zoe"),)))
+        started(queue, "requeue", which)
+    started(queue, "requeue", JobFilter(task="pay", args=(("to", "zoe"),)))

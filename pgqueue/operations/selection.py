@@ -1,0 +1,283 @@
+"""``Selection``: these jobs, by their ids or by conditions.
+
+Every face selects jobs by one: the commands, the dashboard, the log of operators, and Python.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from typing import Any, Self, Unpack, get_type_hints
+
+from pgqueue.arguments import Payload
+from pgqueue.checks import checked_id
+from pgqueue.errors import ArgumentsError, JobNotFound, OptionError, PayloadError
+from pgqueue.filter_line import line_of, parse, read_fingerprint
+from pgqueue.models import JobStatus
+from pgqueue.operations.actions import Action
+from pgqueue.repository.listing import Conditions, FoundJob, JobFilter, Listing
+from pgqueue.repository.pages import JobLine, Pages
+from pgqueue.repository.tables import Executor
+from pgqueue.tasks import Task
+
+WINDOW = 20_000
+"""Jobs of any kind among which the next ones are searched, where no index finds them."""
+MOST_COUNTED = 10_000
+"""Jobs that a preview counts."""
+SAMPLES = 10
+
+FILTERS = Payload(JobFilter, task_name="filter", injected=0, hints=get_type_hints(JobFilter))
+"""Filters as JSON data, which is checked as the arguments of jobs are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What an action would do, before it begins."""
+
+    jobs: int
+    """How many jobs match; more than MOST_COUNTED are not counted."""
+    samples: Sequence[JobLine]
+    keys_taken: int
+    """How many of them cannot be requeued, because another job has their key."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Selection:
+    """These jobs: those with some ids, or all that match every condition given.
+
+    Args:
+        ids: The ids of jobs; then no condition may be given.
+        status: One status or several, as in ``Job.status``; all of them if it is omitted.
+        conditions: The fields of :class:`JobConditions`, such as ``task``, ``queue``, ``tag``,
+            ``batch``, ``limit_key``, ``unique_key``, ``error`` (as ``pgqueue failures`` prints
+            it), ``text`` (of the last error), ``args`` (a dict of arguments in their JSON form),
+            ``created_after``, ``created_before`` (a time, or a timedelta until now), ``took``,
+            ``before``, ``after`` (ids).
+
+    Raises:
+        OptionError: A condition is unknown, or has a value of another type.
+
+    Example::
+
+        Selection(task="mail.welcome", status="failed", created_after=timedelta(hours=2))
+    """
+
+    ids: tuple[int, ...] | None
+    which: JobFilter
+
+    def __init__(
+        self,
+        ids: Iterable[int] | None = None,
+        *,
+        status: JobStatus | str | Iterable[JobStatus | str] = (),
+        **conditions: Unpack[Conditions],
+    ) -> None:
+        wanted = [status] if isinstance(status, str) else list(status)
+        given: dict[str, Any] = {k: v for k, v in conditions.items() if v is not None}
+        if ids is not None and (given or wanted):
+            raise OptionError("Selection: ids and conditions are given; give one of them")
+        object.__setattr__(
+            self, "ids", None if ids is None else tuple(sorted({checked_id(id) for id in ids}))
+        )
+        object.__setattr__(self, "which", _checked_filter(given, wanted))
+
+    @classmethod
+    def of(cls, which: JobFilter, ids: Iterable[int] | None = None) -> Self:
+        """The jobs of a filter; with ``ids``, those of them."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "ids", None if ids is None else tuple(sorted(set(ids))))
+        object.__setattr__(made, "which", which)
+        return made
+
+    @classmethod
+    def from_line(cls, line: str) -> Self:
+        """The jobs of a filter line, as ``task:send status:failed created:>2h``.
+
+        Raises:
+            OptionError: No filter has such a line.
+        """
+        found = parse(line)
+        return cls([found]) if isinstance(found, int) else cls.of(found)
+
+    @classmethod
+    def from_target(cls, target: Mapping[str, Any]) -> Self:
+        """The jobs that an action in the log was begun for.
+
+        Raises:
+            OptionError: Code of another version has written it.
+        """
+        if "jobs" in target:
+            return cls(target["jobs"])
+        try:
+            return cls.of(JobFilter(**FILTERS.decode(target.get("filter"))))
+        except PayloadError as error:
+            raise OptionError(f"this is no filter of jobs: {error}") from error
+
+    @property
+    def target(self) -> dict[str, Any]:
+        """The same as JSON data, for the log."""
+        if self.ids is not None:
+            return {"jobs": list(self.ids)}
+        values = {field.name: getattr(self.which, field.name) for field in fields(self.which)}
+        given = {
+            field.name: values[field.name]
+            for field in fields(self.which)
+            if values[field.name] != field.default
+        }
+        return {"filter": FILTERS.encode(given)}
+
+    @property
+    def line(self) -> str:
+        """The filter line; without the queues and tags of a limited user."""
+        return line_of(self.which)
+
+    @property
+    def is_everything(self) -> bool:
+        return self.ids is None and replace(self.which, queues=None, tags=None) == JobFilter()
+
+    def scoped(self, queues: Iterable[str] | None, tags: Iterable[str] | None) -> Self:
+        """Those of the jobs that a limited user may see: in one of the queues, with one of the
+        tags; None for no limit."""
+        which = replace(
+            self.which,
+            queues=None if queues is None else frozenset(queues),
+            tags=None if tags is None else frozenset(tags),
+        )
+        return self.of(which, self.ids)
+
+    def narrowed(self, action: Action) -> Self:
+        """Those of the jobs of a filter that an action is for.
+
+        Raises:
+            OptionError: It is for none of them.
+        """
+        if self.ids is not None:
+            return self
+        allowed = frozenset(action.statuses)
+        statuses = allowed & (self.which.statuses or allowed)
+        if not statuses:
+            raise OptionError(
+                f"{action.name} is for jobs that are {' or '.join(action.statuses)}; these are "
+                f"{' or '.join(sorted(self.which.statuses))}"
+            )
+        are_due = False if action.is_for_later else self.which.are_due
+        return self.of(replace(self.which, statuses=statuses, are_due=are_due))
+
+    def at(self, now: datetime) -> Self:
+        """The same with times in place of spans, which mean other jobs later."""
+        since, until = (
+            now - time if isinstance(time, timedelta) else time
+            for time in (self.which.created_after, self.which.created_before)
+        )
+        which = replace(self.which, created_after=since, created_before=until)
+        return self.of(which, self.ids)
+
+    def upto(self, last_id: int | None) -> Self:
+        """The jobs up to an id: without those that came later."""
+        if last_id is None or self.ids is not None:
+            return self
+        before = self.which.before
+        before = last_id + 1 if before is None else min(before, last_id + 1)
+        return self.of(replace(self.which, before=before))
+
+    def check_arguments(self, tasks: Mapping[str, Task[..., Any]], *, for_log: bool = True) -> None:
+        """Refuse to search by an argument that is secret.
+
+        Without a task, an argument is secret if it is in any task of the application.
+
+        Args:
+            tasks: The tasks of the application, by name.
+            for_log: Whether the log keeps the filter: it must name a task that is known then.
+
+        Raises:
+            OptionError: An argument is secret, or may be.
+        """
+        if not self.which.args:
+            return
+        task = tasks.get(self.which.task or "")
+        if task is None and for_log:
+            raise OptionError(
+                "an action on jobs with an argument needs their task, too, one of this application"
+            )
+        of = tasks.values() if task is None else [task]
+        secret = {name for each in of for name in each.settings.secret_args}
+        if hidden := sorted({name for name, _ in self.which.args} & secret):
+            raise OptionError(f"argument {hidden[0]} is secret: no filter finds it")
+
+    def check_scope(self, session: Executor) -> None:
+        """Raise JobNotFound for an id of a job that does not match the rest of the selection."""
+        if self.ids is None or self.which == JobFilter():
+            return
+        if missing := set(self.ids) - set(Listing(session).matching(self.which, self.ids)):
+            raise JobNotFound(f"there is no job {min(missing)}")
+
+    def count(self, session: Executor, *, limit: int | None = None) -> int:
+        """How many jobs match; at most ``limit``."""
+        if self.ids is not None:
+            return len(self.ids)
+        return Listing(session).count(self.which, limit=limit)
+
+    def preview(self, session: Executor, action: Action) -> Preview:
+        """Count the jobs that an action would change, and show the newest of them."""
+        which, listing = self.narrowed(action).which, Listing(session)
+        are_requeued = action.name == "requeue"
+        return Preview(
+            listing.count(which, limit=MOST_COUNTED + 1),
+            Pages(session).page(which, limit=SAMPLES).jobs,
+            listing.taken_keys(which, limit=MOST_COUNTED) if are_requeued else 0,
+        )
+
+    def found(
+        self, session: Executor, *, after: int, limit: int
+    ) -> tuple[list[FoundJob], int | None]:
+        """The next jobs behind an id, ascending, at most ``limit``; and the id up to which was
+        searched, if there may be more behind it.
+
+        Where no index finds the jobs, they are searched in windows: no statement takes long, and
+        one that is stopped is not searched again.
+        """
+        if self.ids is not None:
+            return [FoundJob(id) for id in self.ids if id > after][:limit], None
+        listing = Listing(session)
+        which = replace(self.which, after=max(after, self.which.after or 0))
+        end = None
+        if which.words_of_row():
+            end = listing.next_id(which.after or 0, size=WINDOW)
+        if end is not None:
+            # Jobs that came later are no part of the action.
+            end = end if which.before is None else min(end, which.before - 1)
+            if end <= (which.after or 0):
+                return [], None  # or it would search behind its last job for ever
+            which = replace(which, before=end + 1)
+        found = listing.found(which, limit=limit)
+        return found, None if len(found) == limit else end
+
+
+def _checked_filter(given: dict[str, Any], statuses: Sequence[JobStatus | str]) -> JobFilter:
+    known = {field.name for field in fields(JobFilter)} - {"statuses", "queues", "tags"}
+    for name in given:
+        if name not in known:
+            raise OptionError(
+                f"Selection: there is no condition {name!r}; there are {', '.join(sorted(known))}"
+            )
+    if isinstance(given.get("args"), Mapping):
+        given["args"] = tuple(given["args"].items())
+    if isinstance(given.get("error"), str):
+        try:
+            given["error"] = read_fingerprint(given["error"])
+        except ValueError:
+            raise OptionError(
+                f"Selection: {given['error']!r} is no error as `pgqueue failures` prints it"
+            ) from None
+    try:
+        given["statuses"] = frozenset(map(JobStatus, statuses))
+    except ValueError:
+        known_words = ", ".join(status.value for status in JobStatus)
+        raise OptionError(
+            f"Selection: status is {statuses!r}; give one or several of {known_words}"
+        ) from None
+    try:
+        FILTERS.encode(given)
+    except (ArgumentsError, PayloadError) as error:
+        what = str(error).removeprefix("task filter: argument ").partition(": convert")[0]
+        raise OptionError(f"Selection: {what}") from error
+    return JobFilter(**given)

@@ -1,0 +1,231 @@
+"""Many jobs that one statement cancels, requeues, or gives another time or priority.
+
+A statement takes what no other transaction has locked, and waits for nothing.  Who calls it changes
+the jobs that it has left one by one, by :class:`~pgqueue.repository.jobs.Jobs`.
+
+No index finds a message by its job, so a message is found while the jobs are selected
+(:meth:`Listing.found`), and deleted by its whole key.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+
+from pgqueue.repository.fast_path import fetch
+from pgqueue.repository.jobs import (
+    Change,
+    Jobs,
+    NewValues,
+    document_of,
+    has_message_or_lease,
+    is_dead,
+    new_values,
+    wanted_jobs,
+)
+from pgqueue.repository.listing import MESSAGE_KEYS, FoundJob
+from pgqueue.repository.messages import DISPATCHED, NEW
+from pgqueue.repository.tables import (
+    AS_IT_STANDS,
+    CANCELLED,
+    CTID,
+    PLACE,
+    Executor,
+    among,
+    clock,
+    dead_letters,
+    document,
+    equal,
+    jobs,
+    message_queue,
+    waiting_messages,
+)
+from pgqueue.repository.tables import notify as notified
+
+
+def _messages(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.Select[*tuple[Any, ...]]:
+    """Where these messages are stored, locked together with the rows of their jobs.
+
+    Locks the row of a job first and then its message, as every change of a job does.  Waits for
+    neither: a job that another transaction has locked, or a worker has claimed, is left out.
+    """
+    keys = MESSAGE_KEYS[table]
+    found = document("found", *(sa.column(name, table.c[name].type) for name in keys))
+    locked = (
+        sa.select(*found.c)
+        .select_from(found.join(jobs, jobs.c.id == found.c.target_id))
+        .where(*conditions)
+        .with_for_update(key_share=True, skip_locked=True, of=jobs)
+        .cte("locked")
+    )
+    message = (
+        sa.select(CTID)
+        .select_from(table)
+        .where(*equal(table, locked, keys))
+        .with_for_update(skip_locked=True)
+        .offset(AS_IT_STANDS)
+        .lateral("message")
+    )
+    return sa.select(message.c.ctid).select_from(locked.join(message, sa.true()))
+
+
+@cache
+def cancel_waiting(table: sa.Table) -> sa.Executable:
+    """End these jobs as cancelled; returns those that it has ended."""
+    gone = sa.delete(table).where(among(_messages(table)) == CTID)
+    taken = gone.returning(table.c.target_id).cte("taken")
+    job = (
+        sa.update(jobs)
+        .where(jobs.c.id == taken.c.target_id, jobs.c.outcome.is_(None))
+        .values(outcome=CANCELLED, finished_at=clock(), held_unique_key=sa.null())
+        .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
+        .cte("job")
+    )
+    letter = pg_insert(dead_letters).from_select(
+        ["job_id", "outcome", "queue", "task", "finished_at"], sa.select(job)
+    )
+    return sa.select(job.c.id).add_cte(letter.on_conflict_do_nothing().cte("letter"))
+
+
+@cache
+def change_pending(columns: tuple[str, ...], *, notify: bool) -> sa.Executable:
+    """Give pending jobs another time or priority, and replace their messages; returns the jobs.
+
+    Without columns: make those due that are not.  Leaves jobs under limits that are to start later:
+    they give up their places.
+    """
+    values, is_other = _values(columns, jobs)
+    condition = sa.and_(is_other, jobs.c.limit_keys.is_(None) if "run_at" in columns else sa.true())
+    kept = ("attempt", "crashes", "alone")
+    gone = sa.delete(message_queue).where(among(_messages(message_queue, condition)) == CTID)
+    taken = gone.returning(
+        message_queue.c.target_id, *(message_queue.c[name] for name in kept)
+    ).cte("taken")
+    job = (
+        sa.update(jobs)
+        .where(jobs.c.id == taken.c.target_id, jobs.c.outcome.is_(None))
+        .values(values)
+        .returning(*DISPATCHED)
+        .cte("job")
+    )
+    columns_of_job = (job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task)
+    rows = sa.select(*columns_of_job, *(taken.c[name] for name in kept)).select_from(
+        job.join(taken, taken.c.target_id == job.c.id)
+    )
+    new = sa.insert(message_queue).from_select([*PLACE, "target_id", "task", *kept], rows)
+    woken = notified("rewind") if notify else sa.true()
+    return sa.select(job.c.id, woken).add_cte(new.cte("message"))
+
+
+@cache
+def change_blocked(columns: tuple[str, ...], *, notify: bool) -> sa.Executable:
+    """The same for jobs that wait to be admitted, whose messages stay."""
+    values, is_other = _values(columns, jobs)
+    message = (
+        sa.update(waiting_messages)
+        .where(among(_messages(waiting_messages, is_other)) == CTID)
+        .values(values)
+        .returning(waiting_messages.c.target_id, *(waiting_messages.c[name] for name in values))
+        .cte("message")
+    )
+    job = (
+        sa.update(jobs)
+        .where(jobs.c.id == message.c.target_id)
+        .values({name: message.c[name] for name in values})
+        .returning(jobs.c.id)
+        .cte("job")
+    )
+    return sa.select(job.c.id, notified("rewind") if notify else sa.true())
+
+
+def _values(
+    columns: tuple[str, ...], table: sa.Table
+) -> tuple[dict[str, Any], sa.ColumnElement[bool]]:
+    """The new values, and whether a row has others."""
+    if not columns:
+        return {"run_at": clock()}, table.c.run_at > clock()
+    values = new_values(columns)
+    return values, sa.or_(*(table.c[name] != values[name] for name in columns))
+
+
+@cache
+def lock_free_jobs() -> sa.Executable:
+    """Lock those failed and cancelled jobs that have no unique key, no message and no lease, and
+    that no other transaction has locked."""
+    wanted = wanted_jobs()
+    return (
+        sa.select(jobs.c.id, jobs.c.limit_keys.is_not(None))
+        .select_from(wanted.join(jobs, jobs.c.id == wanted.c.id))
+        .where(is_dead(), jobs.c.unique_key.is_(None), ~has_message_or_lease(wanted.c.id))
+        .with_for_update(of=jobs, key_share=True, skip_locked=True)
+    )
+
+
+class ManyJobs:
+    """Many jobs at once, behind one Session or Connection.
+
+    Each method returns the jobs that it has changed, with the change; the others stay as they are.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def cancel(self, found: Sequence[FoundJob]) -> dict[int, Change]:
+        """End jobs that wait."""
+        return self._waiting(found, cancel_waiting, Change.CANCELLED)
+
+    def run_now(self, found: Sequence[FoundJob], *, notify: bool) -> dict[int, Change]:
+        """Make jobs due that wait for a later time."""
+        return self._changed(found, {}, Change.DUE_NOW, notify=notify)
+
+    def change(
+        self, found: Sequence[FoundJob], new: NewValues, *, notify: bool
+    ) -> dict[int, Change]:
+        """Give jobs that wait another ``priority`` or ``run_at``."""
+        return self._changed(found, new, Change.CHANGED, notify=notify)
+
+    def requeue(self, times: Mapping[int, datetime | None], *, notify: bool) -> dict[int, Change]:
+        """Put jobs back that have failed or were cancelled and have no unique key.
+
+        Each job is due at its time; None means now.
+        """
+        free = dict(fetch(self._executor, lock_free_jobs(), {"wanted": document_of(times)}))
+        done: set[int] = set()
+        for limited in (False, True):
+            some = {job_id: at for job_id, at in times.items() if free.get(job_id) is limited}
+            if some:
+                done |= Jobs(self._executor).put_back(some, notify=notify, limited=limited)
+        return dict.fromkeys(sorted(done), Change.REQUEUED)
+
+    def _changed(
+        self, found: Sequence[FoundJob], new: NewValues, change: Change, *, notify: bool
+    ) -> dict[int, Change]:
+        columns = tuple(sorted(new))
+
+        def statement(table: sa.Table) -> sa.Executable:
+            kind = change_pending if table is message_queue else change_blocked
+            return kind(columns, notify=notify)
+
+        named = {f"{NEW}{name}": value for name, value in new.items()}
+        return self._waiting(found, statement, change, named)
+
+    def _waiting(
+        self,
+        found: Sequence[FoundJob],
+        statement: Callable[[sa.Table], sa.Executable],
+        change: Change,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> dict[int, Change]:
+        done: list[int] = []
+        for table in MESSAGE_KEYS:
+            messages = [
+                one.message for one in found if one.message and one.message["table"] == table.name
+            ]
+            if messages:
+                given = {"found": json.dumps(messages), **(parameters or {})}
+                done += [row[0] for row in self._executor.execute(statement(table), given)]
+        return dict.fromkeys(sorted(done), change)
