@@ -32,6 +32,7 @@ from pgqueue.cli.options import (
     as_time,
     as_worker_id,
     chosen_jobs,
+    complete_queue,
     hint_at_names,
     on_database_with_json,
     together,
@@ -120,6 +121,13 @@ JOB_VERBS = (
             click.option(
                 "--run-at", type=as_time, metavar="TIME", help="Not before, as 2030-01-31T08:00Z."
             ),
+            click.option(
+                "--to-queue",
+                "new_queue",
+                metavar="NAME",
+                shell_complete=complete_queue,
+                help="Move to this queue; needs the app, which knows the limits of queues.",
+            ),
             _args,
         ),
     ),
@@ -166,6 +174,7 @@ def _run(
     reason: str,
     spread: timedelta | None = None,
     kill: bool = False,
+    new_queue: str | None = None,
     **changes: Any,
 ) -> None:
     """Change the jobs; exit with 1 if one was refused, its key taken or its id wrong."""
@@ -179,7 +188,7 @@ def _run(
         example = " ".join(verb.examples[-1].split()[:2])
         raise click.UsageError(f"Which jobs? Give their ids, or say {example}")
     if changes and (verb.action.name == "change" or changes["args"] is not None):
-        given_changes = Changes(**changes, are_args_stored=True)
+        given_changes = Changes(**changes, queue=new_queue, are_args_stored=True)
     else:
         given_changes = None
     queue = given.database()

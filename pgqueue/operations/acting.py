@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from pgqueue import redaction
-from pgqueue.database.callers import executor, may_notify
+from pgqueue.database.callers import executor
 from pgqueue.errors import OptionError
 from pgqueue.models import Job, JobStatus
 from pgqueue.operations import engine
@@ -152,6 +152,7 @@ class Operator:
         priority: int | None = None,
         delay: timedelta | None = None,
         run_at: datetime | None = None,
+        queue: str | None = None,
         args: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """Change waiting jobs.
@@ -161,12 +162,18 @@ class Operator:
             priority: 0 runs first, 9 last.
             delay: Not before, from now.
             run_at: Not before; with a time zone.
+            queue: The queue to which the jobs move.
             args: Arguments to change, by name, in their JSON form; others stay.
 
         Returns and raises as :meth:`requeue` does.
         """
         changes = Changes(
-            priority=priority, delay=delay, run_at=run_at, args=args, are_args_stored=True
+            priority=priority,
+            delay=delay,
+            run_at=run_at,
+            queue=queue,
+            args=args,
+            are_args_stored=True,
         )
         return self.start("change", jobs, changes=changes).finish()
 
@@ -418,9 +425,7 @@ class Operator:
 
     def _outcome(self, entry: LogEntry, changes: Changes | None) -> Outcome:
         def prepare(session: Session) -> Doing:
-            connection = executor(session)
-            notify = self.queue.notify and may_notify(connection)
-            return Doing(connection, self.queue.find, notify, changes)
+            return self.queue.doing(executor(session), changes)
 
         return Outcome(entry, engine.portions(self._begin, entry, prepare))
 
@@ -443,7 +448,11 @@ def _before(
     if status is None:
         return None
     values = Jobs(session).values(job_id, with_args=False)
-    changed = {"priority": values.priority, "run_at": values.run_at.isoformat()}
+    changed = {
+        "priority": values.priority,
+        "run_at": values.run_at.isoformat(),
+        "queue": values.queue,
+    }
     return {"status": status, **{name: changed[name] for name in changed if name in options}}
 
 

@@ -5,7 +5,7 @@ of its page in the manual are made of these rows.  A new action is a row here, t
 its functions run, and a test.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -50,6 +50,8 @@ class Doing:
     notify: bool
     changes: Changes | None = None
     """What a requeue or a change gives the jobs."""
+    limited_queues: Collection[str] | None = None
+    """The queues that have limits, to which no job moves; None without the application's tasks."""
 
     @property
     def jobs(self) -> Jobs:
@@ -156,7 +158,10 @@ def _change(doing: Doing, job_id: int, _: datetime | None) -> Change:
 
 def _change_many(doing: Doing, found: Sequence[FoundJob], _: Times) -> Mapping[int, Change]:
     new = None if doing.changes is None else doing.changes.place()
-    return {} if new is None else doing.many.change(found, new, notify=doing.notify)
+    limited = doing.limited_queues
+    if new is None or ("queue" in new and (limited is None or new["queue"] in limited)):
+        return {}  # one by one: each is refused, with the reason
+    return doing.many.change(found, new, notify=doing.notify)
 
 
 _ON_JOBS = (
@@ -191,7 +196,7 @@ _ON_JOBS = (
         name="change",
         target=Target.JOBS,
         right="edit",
-        help="Change waiting jobs: their priority, their time, or some of their arguments.",
+        help="Change waiting jobs: their queue, priority, time, or some of their arguments.",
         doing="Changing",
         done="changed",
         statuses=WAITING,

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any, Never, Unpack
 from uuid import UUID
 
+from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from pgqueue.checks import (
@@ -70,6 +71,12 @@ class Operations:
             frozenset(name for name, limits in own.items() if limits),
             frozenset(self.queue_limits),
         )
+
+    def doing(self, connection: Connection, changes: Changes | None = None) -> Doing:
+        """Return an action on jobs as it is done on a connection."""
+        notify = self.notify and may_notify(connection)
+        limited = self.queue_limits if self.tasks else None
+        return Doing(connection, self.find, notify, changes, limited)
 
     @translated_errors()
     def job_state(self, session: AnySession, job_id: int) -> JobState:
@@ -233,15 +240,17 @@ class Operations:
         priority: int | None = None,
         delay: timedelta | None = None,
         run_at: datetime | None = None,
+        queue: str | None = None,
         args: Mapping[str, Any] | None = None,
         **others: Never,
     ) -> Change:
-        """Change a job that waits: its priority, its time, or some of its arguments.
+        """Change a job that waits: its queue, priority, time, or some of its arguments.
 
         ``delay`` counts from now, and a ``run_at`` in the past means now.  ``args`` has the
         arguments to change by name; the others stay.  All are checked as by an enqueue.  A unique
         key that was made of the arguments changes with them.  An argument by which the job counts
-        in a limit cannot change.  A job that waits for its retry keeps its count of attempts.
+        in a limit cannot change, and a job moves to another queue only if neither has limits.  A
+        job that waits for its retry keeps its count of attempts.
 
         A running or ended job stays as it is, and so does one that already has these values.
 
@@ -252,10 +261,10 @@ class Operations:
         job_id = checked_id(job_id)
         for name in others:
             raise OptionError(
-                f"change of job {job_id}: {name} cannot be changed, only priority, delay, run_at "
-                "and args; enqueue another job with it, and cancel this one"
+                f"change of job {job_id}: {name} cannot be changed, only priority, delay, run_at, "
+                "queue and args; enqueue another job with it, and cancel this one"
             )
-        changes = Changes(priority=priority, delay=delay, run_at=run_at, args=args)
+        changes = Changes(priority=priority, delay=delay, run_at=run_at, queue=queue, args=args)
         return self._act("change", session, job_id, changes)
 
     @translated_errors()
@@ -406,15 +415,11 @@ class Operations:
         job_id = checked_id(job_id)
         row = ACTIONS[action]
         assert row.one is not None
-        doing = self._doing(session, f"{action} of job {job_id}", changes)
-        return row.one(doing, job_id, None)
+        connection = in_transaction(session, f"{action} of job {job_id}")
+        return row.one(self.doing(connection, changes), job_id, None)
 
     def _cancel_all(
         self, session: AnySession, selection: Selection, where: str
     ) -> dict[Change, int]:
-        return dict(within(selection, ACTIONS["cancel"], self._doing(session, where)))
-
-    def _doing(self, session: AnySession, where: str, changes: Changes | None = None) -> Doing:
-        connection = in_transaction(session, where)
-        notify = self.notify and may_notify(connection)
-        return Doing(connection, self.find, notify, changes)
+        doing = self.doing(in_transaction(session, where))
+        return dict(within(selection, ACTIONS["cancel"], doing))

@@ -332,6 +332,7 @@ def new_values(columns: tuple[str, ...]) -> dict[str, Any]:
     known: dict[str, Any] = {
         "priority": sa.bindparam(f"{NEW}priority", type_=sa.SmallInteger),
         "run_at": _not_in_the_past(),
+        "queue": sa.bindparam(f"{NEW}queue", type_=sa.Text),
         "args": json_parameter(f"{NEW}args"),
         "unique_key": unique_key,
         "held_unique_key": sa.case((is_held, sa.cast(unique_key, sa.Text))),
@@ -368,7 +369,7 @@ def _changed_in_lane(
     values: dict[str, Any], *conditions: sa.ColumnElement[bool], notify: bool
 ) -> sa.Executable:
     """The same for a job that waits to be admitted, whose message has a key and no id."""
-    place = {name: values[name] for name in ("priority", "run_at") if name in values}
+    place = {name: values[name] for name in PLACE if name in values}
     message = (
         sa.update(waiting_messages)
         .where(waits_at_place_of(JOB), *conditions)
@@ -585,10 +586,11 @@ class Jobs:
         new = edit(job) if job.is_waiting else {}
         if not new:
             return Change.UNCHANGED
-        if "unique_key" not in new:
+        if not {"unique_key", "queue"} & {*new}:
             return self._write(job, new, notify=notify)
         write = partial(self._write, job, new, notify=notify)
-        return self._taking_key(write, job_id, job.queue, new["unique_key"])
+        queue, key = new.get("queue", job.queue), new.get("unique_key", job.unique_key)
+        return self._taking_key(write, job_id, queue, key)
 
     def _write(self, job: JobValues, new: NewValues, *, notify: bool) -> Change:
         names = tuple(sorted(new))

@@ -93,13 +93,17 @@ def cancel_waiting(table: sa.Table) -> sa.Executable:
 
 @cache
 def change_pending(columns: tuple[str, ...], *, notify: bool) -> sa.Executable:
-    """Give pending jobs another time or priority, and replace their messages; returns the jobs.
+    """Give pending jobs another queue, time or priority, and replace their messages; returns the
+    jobs.
 
-    Without columns: make those due that are not.  Leaves jobs under limits that are to start later:
-    they give up their places.
+    Without columns: make those due that are not.  Leaves jobs under limits that are to start later,
+    because they give up their places, and those with a unique key that are to move.
     """
-    values, is_other = _values(columns, jobs)
-    condition = sa.and_(is_other, jobs.c.limit_keys.is_(None) if "run_at" in columns else sa.true())
+    values, condition = _values(columns, jobs)
+    if {"run_at", "queue"} & {*columns}:
+        condition = sa.and_(condition, jobs.c.limit_keys.is_(None))
+    if "queue" in columns:
+        condition = sa.and_(condition, jobs.c.unique_key.is_(None))
     kept = ("attempt", "crashes", "alone")
     gone = sa.delete(message_queue).where(among(_messages(message_queue, condition)) == CTID)
     taken = gone.returning(
@@ -185,7 +189,9 @@ class ManyJobs:
     def change(
         self, found: Sequence[FoundJob], new: NewValues, *, notify: bool
     ) -> dict[int, Change]:
-        """Give jobs that wait another ``priority`` or ``run_at``."""
+        """Give jobs that wait another ``priority``, ``run_at`` or ``queue``."""
+        if "queue" in new:  # limits may be those of the queue
+            found = [one for one in found if one.stands_in(message_queue)]
         return self._changed(found, new, Change.CHANGED, notify=notify)
 
     def requeue(self, times: Mapping[int, datetime | None], *, notify: bool) -> dict[int, Change]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Self
 
-from pgqueue.checks import check_start, check_whole
+from pgqueue.checks import check_queue_name, check_start, check_whole
 from pgqueue.errors import ArgumentsError, OptionError
 from pgqueue.repository.jobs import Change, Jobs, JobValues, NewValues
 from pgqueue.tasks.task import Task
@@ -22,17 +22,22 @@ class Changes:
     priority: int | None = None
     delay: timedelta | None = None
     run_at: datetime | None = None
+    queue: str | None = None
+    """The queue to which the job moves."""
     args: Mapping[str, Any] | None = None
     """Some arguments by name; the others stay."""
     are_args_stored: bool = False
     """Whether ``args`` are JSON data, and not values as a caller of the task gives them."""
 
     def __post_init__(self) -> None:
-        if all(value is None for value in (self.priority, self.delay, self.run_at, self.args)):
+        given = (self.priority, self.delay, self.run_at, self.queue, self.args)
+        if all(value is None for value in given):
             raise OptionError(
-                "nothing to change is given: give priority, delay, run_at or args, the arguments "
-                "by name"
+                "nothing to change is given: give priority, delay, run_at, queue or args, the "
+                "arguments by name"
             )
+        if self.queue is not None:
+            check_queue_name(self.queue)
         if self.priority is not None:
             check_whole("", "priority", self.priority, 0, 9)
         check_start("", self.delay, self.run_at)
@@ -51,18 +56,16 @@ class Changes:
         """The same as JSON data; of arguments only their names, as values may be secret."""
         run_at = None if self.run_at is None else self.run_at.isoformat()
         args = None if self.args is None else sorted(self.args)
-        given = {"priority": self.priority, "run_at": run_at, "args": args}
+        given = {"priority": self.priority, "run_at": run_at, "queue": self.queue, "args": args}
         return {name: value for name, value in given.items() if value is not None}
 
     @classmethod
     def from_log(cls, logged: Mapping[str, Any]) -> Self | None:
         """What the log says; None if nothing is to be changed."""
-        priority, run_at = logged.get("priority"), logged.get("run_at")
-        if priority is None and run_at is None:
-            return None
-        return cls(
-            priority=priority, run_at=None if run_at is None else datetime.fromisoformat(run_at)
-        )
+        given = {name: logged[name] for name in ("priority", "run_at", "queue") if name in logged}
+        if "run_at" in given:
+            given["run_at"] = datetime.fromisoformat(given["run_at"])
+        return cls(**given) if given else None
 
     def from_now(self, now: datetime) -> Self:
         """The same with a time in place of a delay."""
@@ -71,10 +74,10 @@ class Changes:
         return replace(self, delay=None, run_at=now + self.delay)
 
     def place(self) -> NewValues | None:
-        """The new priority and time; None if arguments change too."""
+        """The new queue, priority and time; None if arguments change too."""
         if self.args is not None or self.delay is not None:
             return None
-        given = {"priority": self.priority, "run_at": self.run_at}
+        given = {"priority": self.priority, "run_at": self.run_at, "queue": self.queue}
         return {name: value for name, value in given.items() if value is not None}
 
     def of(self, job: JobValues, find: Find) -> dict[str, Any]:
@@ -88,6 +91,9 @@ class Changes:
         start = self.run_at if self.delay is None else job.now + self.delay
         if start is not None and start != job.run_at:
             new["run_at"] = start
+        if self.queue not in (None, job.queue):
+            find(job.task).check_move(job, self.queue)
+            new["queue"] = self.queue
         if self.args is not None:
             task = find(job.task)
             new |= task.edited(job, self.args, are_stored=self.are_args_stored)

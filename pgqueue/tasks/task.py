@@ -409,6 +409,16 @@ class Task(Generic[P, R]):
         changed = {} if unique_key == job.unique_key else {"unique_key": unique_key}
         return {"args": encoded.args, **changed}
 
+    def check_move(self, job: JobValues, queue: str) -> None:
+        """Raise OptionError if the queue of a waiting job, or the one to which it would move, has
+        limits: the job counts in those of the queue in which it was enqueued."""
+        for name in (job.queue, queue):
+            if self.owner.queue_limits.get(name):
+                raise OptionError(
+                    f"{self._where}: job {job.id} cannot move from queue {job.queue} to {queue}: "
+                    f"queue {name} has limits; cancel it, and enqueue another job"
+                )
+
     def callback(self, batch_id: int) -> Callback:
         """Return the values of the job that calls this task with the id of a batch.
 

@@ -21,6 +21,7 @@ from pgqueue import (
     PayloadError,
     PgQueue,
     Retry,
+    Selection,
     Unique,
     UnknownTask,
     Worker,
@@ -56,7 +57,7 @@ def queue(engine: Engine) -> Iterator[PgQueue]:
     assert violations(engine) == []
 
 
-def change(queue: PgQueue, job_id: int, **values: Any) -> Change:
+def change(queue: PgQueue, job_id: int, /, **values: Any) -> Change:
     with queue.session() as session, session.begin():
         return queue.change(session, job_id, **values)
 
@@ -331,3 +332,73 @@ class TestRequeue:
         assert requeue(queue, one.id, name="y") is Change.UNCHANGED
 
         assert job(queue, one.id).args == {"name": "x"}
+
+
+class TestMove:
+    def test_it_runs_in_its_new_queue_with_its_attempts(self, queue: PgQueue) -> None:
+        job_id = queue.tasks["bill"].delay("ada").id
+
+        assert change(queue, job_id, queue="urgent") is Change.CHANGED
+
+        Worker(queue, queues=["urgent"]).run_until_empty(timeout=60)
+        assert (job(queue, job_id).queue, status(queue, job_id)) == ("urgent", "succeeded")
+
+    def test_to_its_own_queue_is_no_change(self, queue: PgQueue) -> None:
+        job_id = queue.tasks["bill"].delay("ada").id
+
+        assert change(queue, job_id, queue="default") is Change.UNCHANGED
+
+    def test_one_that_waits_for_a_limit_of_its_task_keeps_it(self, queue: PgQueue) -> None:
+        job_id = queue.tasks["limited"].delay(1).id
+        before = job(queue, job_id).limit_keys
+
+        assert change(queue, job_id, queue="urgent") is Change.CHANGED
+
+        assert (job(queue, job_id).queue, job(queue, job_id).limit_keys) == ("urgent", before)
+        Worker(queue, queues=["urgent"]).run_until_empty(timeout=60)
+        assert status(queue, job_id) == "succeeded"
+
+    @pytest.mark.parametrize(("first", "second"), [("narrow", "default"), ("default", "narrow")])
+    def test_not_out_of_a_queue_with_limits_nor_into_one(
+        self, engine: Engine, first: str, second: str
+    ) -> None:
+        queue = PgQueue(engine, queue_limits={"narrow": Limit(1)})
+        plain = queue.task(name="plain")(lambda: None)
+        job_id = plain.options(queue=first).delay().id
+        ada = queue.operate("ada")
+
+        with pytest.raises(OptionError, match="queue narrow has limits; cancel it, and enqueue"):
+            change(queue, job_id, queue=second)
+        outcome = ada.change(Selection(task="plain"), queue=second)
+
+        assert (outcome.changed, outcome.counts) == (0, {"refused": 1})
+        assert job(queue, job_id).queue == first
+
+    def test_not_where_another_job_has_its_key(self, queue: PgQueue) -> None:
+        unique = queue.tasks["unique"]
+        first = unique.options(queue="urgent").delay(7).id
+        second = unique.delay(7).id
+
+        with pytest.raises(DuplicateJob, match=f"job {first} of its queue"):
+            change(queue, second, queue="urgent")
+        outcome = queue.operate("ada").change(Selection(queue="default"), queue="urgent")
+
+        assert outcome.counts == {"key_taken": 1}
+        assert job(queue, second).queue == "default"
+
+    def test_of_many_those_with_keys_and_limits_too(self, queue: PgQueue, engine: Engine) -> None:
+        for name in ("bill", "unique", "limited"):
+            queue.tasks[name].delay(*(("ada",) if name == "bill" else (1,)))
+
+        outcome = queue.operate("ada").change(Selection(queue="default"), queue="urgent")
+
+        assert (outcome.changed, outcome.skipped) == (3, 0)
+        with Session(engine) as session:
+            assert set(session.scalars(select(Job.queue))) == {"urgent"}
+
+    def test_without_the_app_it_is_refused(self, queue: PgQueue, engine: Engine) -> None:
+        queue.tasks["bill"].delay("ada")
+
+        outcome = PgQueue(engine).operate("ada").change(Selection(task="bill"), queue="urgent")
+
+        assert outcome.counts == {"refused": 1}

@@ -200,7 +200,7 @@ def tell(event: AttemptEnded) -> None:
 
 def what_an_operator_does(session: Session) -> None:
     queue.run_now(session, 7)
-    queue.change(session, 7, priority=1, delay=timedelta(hours=1), args={"n": 1})
+    queue.change(session, 7, priority=1, delay=timedelta(hours=1), queue="mail", args={"n": 1})
     queue.requeue(session, 7, args={"n": 1})
     if queue.quiet(session, uuid4()):
         print("quiet")

@@ -165,7 +165,8 @@ def _job_of(template: Template) -> JobDetails:
 def _seen(template: Template) -> str:
     """What the form has shown of a job, as a digest; without its secrets."""
     row = _job_of(template).columns
-    shown = [template.shown, row["priority"], row["run_at"].isoformat(), row["outcome"]]
+    place = [row["queue"], row["priority"], row["run_at"].isoformat()]
+    shown = [template.shown, *place, row["outcome"]]
     return sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -183,13 +184,17 @@ def _time_of(text: str) -> datetime:
 
 
 def _changed_options(asked: Asked, job: JobDetails) -> dict[str, Any]:
-    """The priority and the time of a form, where they differ from those of the job."""
+    """The queue, the priority and the time of a form, where they differ from those of the job."""
     if job.status in DEAD:
         return {}
     row, changed = job.columns, dict[str, Any]()
     priority = asked.posted_whole("priority", None, 0, 9)
     if priority not in (None, row["priority"]):
         changed["priority"] = priority
+    queue = asked.posted("queue").strip()
+    if queue and queue != row["queue"]:
+        asked.check_queue(queue)
+        changed["queue"] = queue
     at = asked.posted("run_at").strip()
     if at and at != _time_text(row["run_at"]):
         changed["run_at"] = _time_of(at)
@@ -235,6 +240,7 @@ def _edit_page(
         fields=fields,
         seen=_seen(template),
         priority=asked.posted("priority") or str(row["priority"]),
+        queue=asked.posted("queue") or row["queue"],
         run_at=asked.posted("run_at") or _time_text(row["run_at"]),
         error=error,
     )
