@@ -6,15 +6,15 @@ is not the number 42.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import Any
 
 from pgqueue.errors import OptionError
 from pgqueue.models import JobStatus
+from pgqueue.repository.conditions import WRITTEN, JobFilter, Kind
 from pgqueue.repository.error_groups import in_hex
-from pgqueue.repository.listing import JobFilter
 
 LONGEST = 1000
 """Bytes of a line."""
@@ -34,16 +34,7 @@ STATUSES: Mapping[str, dict[str, Any]] = {
 }
 """The words after ``status:``, with the fields of the filter."""
 
-TEXTS = {
-    "task": "task",
-    "queue": "queue",
-    "tag": "tag",
-    "limit": "limit_key",
-    "key": "unique_key",
-}
-"""The words with a text, and their fields."""
-NUMBERS = {"batch": "batch", "before": "before", "after": "after"}
-WORDS = (*TEXTS, *NUMBERS, "arg.NAME", "error", "status", "created", "took")
+WORDS = (*dict.fromkeys(each.metadata["word"] for each in WRITTEN.values()), "status")
 
 FINGERPRINT = re.compile("[0-9a-f]{16}")
 _TOKEN = re.compile(
@@ -86,20 +77,12 @@ def parse(line: str) -> JobFilter | int:
 
 def line_of(which: JobFilter) -> str:
     """The line of a filter; without the queues and tags that bound what a user may see."""
+    given = which.given()
     words = [f"status:{word}" for word in _statuses(which)]
-    words += [word_of(word, getattr(which, name)) for word, name in TEXTS.items()]
-    words += [word_of(f"arg.{name}", value) for name, value in which.args]
-    words.append("" if which.error is None else f"error:{in_hex(which.error)}")
-    words.append(word_of("error", which.text))
-    for sign, time in ((">", which.created_after), ("<", which.created_before)):
-        if isinstance(time, timedelta):
-            words.append(f"created:{sign}{span_in_words(time)}")
-        elif time is not None:
-            words.append(f"created:{sign}{time.isoformat()}")
-    words.append("" if which.took is None else f"took:>{span_in_words(which.took)}")
-    numbers = {word: getattr(which, name) for word, name in NUMBERS.items()}
-    words += [f"{word}:{number}" for word, number in numbers.items() if number is not None]
-    return " ".join(filter(None, words))
+    for name, each in WRITTEN.items():
+        if name in given:
+            words.append(WRITERS[each.metadata["kind"]](each.metadata["word"], given[name]))
+    return " ".join(words)
 
 
 def read_span(text: str) -> timedelta:
@@ -129,28 +112,73 @@ def read_fingerprint(text: str) -> int:
 
 def _fields(found: re.Match[str]) -> dict[str, Any]:
     """The fields of the filter that one word sets."""
-    name, sign, quoted = found["name"], found["sign"], found["quoted"]
-    value = found["plain"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL)
-    if (found["argument"] is not None) != (name == "arg"):
-        name = ""
-    if name == "created" and sign and quoted is None:
-        return {"created_after" if sign == ">" else "created_before": _time(value)}
-    if name == "took" and quoted is None:
-        return {"took": _checked("took", read_span, value, "took:>10s or took:>500ms")}
-    value = sign + value
-    if name == "arg":
-        return {"args": {found["argument"]: value if quoted is not None else _json(value)}}
-    if name in TEXTS:
-        return {TEXTS[name]: value}
-    if name in NUMBERS:
-        return {NUMBERS[name]: _number(name, value)}
-    if name == "error":
-        is_kind = quoted is None and FINGERPRINT.fullmatch(value)
-        return {"error": read_fingerprint(value)} if is_kind else {"text": value}
-    if name == "status" and value in STATUSES:
-        return STATUSES[value]
+    name = found["name"] if found["argument"] is None else f"{found['name']}.NAME"
+    if name == "status" and found["sign"] == "" and _text(found) in STATUSES:
+        return STATUSES[_text(found)]
+    for each in WRITTEN.values():
+        if each.metadata["word"] == name:
+            value = READERS[each.metadata["kind"]](found)
+            if value is not None:
+                return {each.name: value}
     words = STATUSES if name == "status" else WORDS
     raise OptionError(f"the filter has {found[0].strip()!r}; its words are {', '.join(words)}")
+
+
+def _text(found: re.Match[str]) -> str:
+    """The value of a word, without quotes."""
+    if found["quoted"] is None:
+        return found["plain"]
+    return re.sub(r"\\(.)", r"\1", found["quoted"], flags=re.DOTALL)
+
+
+def _read_text(found: re.Match[str]) -> str:
+    return found["sign"] + _text(found)
+
+
+def _read_id(found: re.Match[str]) -> int:
+    return _number(found["name"], _read_text(found))
+
+
+def _read_argument(found: re.Match[str]) -> dict[str, Any]:
+    value = _read_text(found)
+    return {found["argument"]: value if found["quoted"] is not None else _json(value)}
+
+
+def _read_error(found: re.Match[str]) -> int | None:
+    is_kind = found["quoted"] is None and FINGERPRINT.fullmatch(_read_text(found))
+    return read_fingerprint(found["plain"]) if is_kind else None
+
+
+def _read_time(sign: str) -> Callable[[re.Match[str]], datetime | timedelta | None]:
+    def read(found: re.Match[str]) -> datetime | timedelta | None:
+        is_mine = found["sign"] == sign and found["quoted"] is None
+        return _time(found["plain"]) if is_mine else None
+
+    return read
+
+
+def _read_span_of(found: re.Match[str]) -> timedelta | None:
+    if found["quoted"] is not None:
+        return None
+    example = "took:>10s or took:>500ms"
+    span: timedelta = _checked(found["name"], read_span, found["plain"], example)
+    return span
+
+
+def _write_time(sign: str) -> Callable[[str, datetime | timedelta], str]:
+    def write(word: str, time: datetime | timedelta) -> str:
+        value = span_in_words(time) if isinstance(time, timedelta) else time.isoformat()
+        return f"{word}:{sign}{value}"
+
+    return write
+
+
+def _write_id(word: str, value: int) -> str:
+    return f"{word}:{value}"
+
+
+def _write_arguments(_: str, args: Iterable[tuple[str, Any]]) -> str:
+    return " ".join(word_of(f"arg.{name}", value) for name, value in args)
 
 
 def _checked(name: str, read: Callable[[str], Any], value: str, example: str) -> Any:
@@ -214,3 +242,30 @@ def _statuses(which: JobFilter) -> list[str]:
         ):
             return [word]
     return sorted(which.statuses)
+
+
+READERS: Mapping[Kind, Callable[[re.Match[str]], Any]] = {
+    Kind.TEXT: _read_text,
+    Kind.JOB: _read_id,
+    Kind.BATCH: _read_id,
+    Kind.ARGUMENTS: _read_argument,
+    Kind.ERROR: _read_error,
+    Kind.PART: _read_text,
+    Kind.SINCE: _read_time(">"),
+    Kind.UNTIL: _read_time("<"),
+    Kind.SPAN: _read_span_of,
+}
+"""How a word of a line is read; None: it is no word of this kind."""
+
+WRITERS: Mapping[Kind, Callable[[str, Any], str]] = {
+    Kind.TEXT: word_of,
+    Kind.JOB: _write_id,
+    Kind.BATCH: _write_id,
+    Kind.ARGUMENTS: _write_arguments,
+    Kind.ERROR: lambda word, value: f"{word}:{in_hex(value)}",
+    Kind.PART: word_of,
+    Kind.SINCE: _write_time(">"),
+    Kind.UNTIL: _write_time("<"),
+    Kind.SPAN: lambda word, value: f"{word}:>{span_in_words(value)}",
+}
+"""How a condition is written as a word of a line."""

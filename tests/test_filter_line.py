@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from pgqueue import JobStatus
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import line_of, parse
-from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.conditions import WRITTEN, JobFilter
 
+ROOT = Path(__file__).parents[1]
 FAILED = frozenset({JobStatus.FAILED})
 
 
@@ -116,3 +118,12 @@ def test_the_words_for_parts_of_a_status_survive(word: str) -> None:
 def test_any_other_text_is_read_or_refused(line: str) -> None:
     with suppress(OptionError):
         parse(line)
+
+
+def test_the_manual_has_each_word_and_option() -> None:
+    manual = (ROOT / "docs/how-to/command-line.md").read_text("utf-8")
+    rows = "".join(line for line in manual.splitlines() if line.startswith("| `"))
+
+    for each in WRITTEN.values():
+        assert f"`{each.metadata['word']}:" in rows
+        assert f"`{each.metadata['option']}" in rows

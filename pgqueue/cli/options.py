@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stderr
-from dataclasses import replace
+from dataclasses import Field, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -17,7 +17,7 @@ from pgqueue.errors import OptionError
 from pgqueue.filter_line import read_fingerprint, read_span
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
-from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.conditions import WRITTEN, JobFilter, Kind
 from pgqueue.repository.pages import PageStart, page_start
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless
@@ -213,48 +213,31 @@ def _tasks(ctx: click.Context) -> list[Task[..., object]]:
             return []
 
 
-FILTERS = {
-    "task": click.option(
-        "--task", metavar="NAME", shell_complete=complete_task, help="Only jobs of this task."
-    ),
-    "queue": click.option(
-        "--queue", metavar="NAME", shell_complete=complete_queue, help="Only jobs of this queue."
-    ),
-    "tag": click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
-    "batch": click.option(
-        "--batch", type=as_batch_id, metavar="ID", help="Only jobs of this batch."
-    ),
-    "limit_key": click.option(
-        "--limit-key", metavar="KEY", help="Only jobs under this key, as `jobs ID` shows it."
-    ),
-    "unique_key": click.option(
-        "--unique-key", metavar="KEY", help="Only jobs with this unique key."
-    ),
-    "created_before": click.option(
-        "--older-than",
-        "created_before",
-        type=Seconds(most=LONGEST_AGE),
-        help="Only jobs enqueued at least so long ago.",
-    ),
-    "error": click.option(
-        "--error",
-        type=as_fingerprint,
-        metavar="ERROR",
-        help="Only jobs that have failed with this error, as `pgqueue failures` names it.",
-    ),
-    "where": click.option(
-        "--where",
-        type=as_filter,
-        metavar="FILTER",
-        help="Only jobs of a filter, as 'arg.order_id:42 error:timeout created:>2h took:>10s'.",
-    ),
-    "before": click.option(
-        "--before", type=as_job_id, metavar="ID", help="Only jobs older than this one."
-    ),
-    "after": click.option(
-        "--after", type=as_job_id, metavar="ID", help="Only jobs newer than this one."
-    ),
+TYPES: Mapping[Kind, dict[str, Any]] = {
+    Kind.TEXT: {"metavar": "NAME"},
+    Kind.JOB: {"type": as_job_id, "metavar": "ID"},
+    Kind.BATCH: {"type": as_batch_id, "metavar": "ID"},
+    Kind.ERROR: {"type": as_fingerprint, "metavar": "ERROR"},
+    Kind.UNTIL: {"type": Seconds(most=LONGEST_AGE)},
 }
+"""The settings of an option, by the kind of its condition."""
+COMPLETED = {"task": complete_task, "queue": complete_queue}
+
+
+def _option_of(each: Field[Any]) -> Decorator:
+    """The option of a condition."""
+    about, complete = each.metadata, COMPLETED.get(each.name)
+    settings = {**TYPES[about["kind"]], "help": f"Only jobs {about['help']}."}
+    return click.option(about["option"], each.name, shell_complete=complete, **settings)
+
+
+FILTERS = {name: _option_of(each) for name, each in WRITTEN.items() if each.metadata["option"]}
+FILTERS["where"] = click.option(
+    "--where",
+    type=as_filter,
+    metavar="FILTER",
+    help="Only jobs of a filter, as 'arg.order_id:42 error:timeout created:>2h took:>10s'.",
+)
 """The options that select jobs, by their field of JobFilter."""
 
 

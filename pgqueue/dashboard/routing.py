@@ -21,7 +21,7 @@ from pgqueue.database.bounded import LOCK_TIMEOUT, STATEMENT_TIMEOUT, BoundedTra
 from pgqueue.job_queue import PgQueue
 from pgqueue.operations import Operator, Selection
 from pgqueue.operations.engine import Begin
-from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.conditions import JobFilter
 
 T = TypeVar("T")
 

@@ -34,12 +34,13 @@ from pgqueue.operations.actions import ACTIONS, Doing
 from pgqueue.operations.engine import within
 from pgqueue.operations.selection import Selection
 from pgqueue.repository.batches import Batches, BatchState
+from pgqueue.repository.conditions import JobConditions, JobFilter
 from pgqueue.repository.health import Health, StatusCount
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.job_state import JobState, JobStates
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.limits import Limits, LimitState
-from pgqueue.repository.listing import UNFINISHED, JobConditions, JobFilter
+from pgqueue.repository.listing import UNFINISHED
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checked_key, key_of
 from pgqueue.rules.unique import stored_forms

@@ -4,7 +4,7 @@ Every face selects jobs by one: the commands, the dashboard, the log of operator
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Self, Unpack, get_type_hints
 
@@ -14,7 +14,8 @@ from pgqueue.errors import ArgumentsError, JobNotFound, OptionError, PayloadErro
 from pgqueue.filter_line import line_of, parse, read_fingerprint
 from pgqueue.models import JobStatus
 from pgqueue.operations.actions import Action
-from pgqueue.repository.listing import Conditions, FoundJob, JobFilter, Listing
+from pgqueue.repository.conditions import WRITTEN, Conditions, JobFilter
+from pgqueue.repository.listing import FoundJob, Listing
 from pgqueue.repository.pages import JobLine, Pages
 from pgqueue.repository.tables import Executor
 from pgqueue.tasks import Task
@@ -117,13 +118,7 @@ class Selection:
         """The same as JSON data, for the log."""
         if self.ids is not None:
             return {"jobs": list(self.ids)}
-        values = {field.name: getattr(self.which, field.name) for field in fields(self.which)}
-        given = {
-            field.name: values[field.name]
-            for field in fields(self.which)
-            if values[field.name] != field.default
-        }
-        return {"filter": FILTERS.encode(given)}
+        return {"filter": FILTERS.encode(self.which.given())}
 
     @property
     def line(self) -> str:
@@ -253,11 +248,10 @@ class Selection:
 
 
 def _checked_filter(given: dict[str, Any], statuses: Sequence[JobStatus | str]) -> JobFilter:
-    known = {field.name for field in fields(JobFilter)} - {"statuses", "queues", "tags"}
     for name in given:
-        if name not in known:
+        if name not in WRITTEN:
             raise OptionError(
-                f"Selection: there is no condition {name!r}; there are {', '.join(sorted(known))}"
+                f"Selection: there is no condition {name!r}; there are {', '.join(WRITTEN)}"
             )
     if isinstance(given.get("args"), Mapping):
         given["args"] = tuple(given["args"].items())

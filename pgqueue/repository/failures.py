@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import (
     FAILED,

@@ -6,13 +6,12 @@ leases, failed and cancelled from the dead letters.  Only succeeded jobs, and jo
 are read backwards from the newest row of ``jobs``.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -20,12 +19,12 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from pgqueue.models import SCHEMA, Job, JobStatus
 from pgqueue.repository.admit import Admissions
+from pgqueue.repository.conditions import MESSAGES, JobFilter
 from pgqueue.repository.limits import Limits
 from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment, readable, span
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
-    NEWLINE,
     PLACE,
     SUCCEEDED,
     Executor,
@@ -49,7 +48,6 @@ from pgqueue.repository.waits import Wait, Waits
 from pgqueue.repository.workers import NOTHING_PAUSED
 from pgqueue.rules.admission import next_token, rule_of
 from pgqueue.rules.limits import SEPARATOR, name_of
-from pgqueue.rules.unique import stored_forms
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
 JOBS = sa.any_(array_parameter("ids", sa.BigInteger))
@@ -57,173 +55,11 @@ MOST_HOLDERS = 5
 MOST_BATCHES = 20
 
 UNFINISHED = (JobStatus.PENDING, JobStatus.BLOCKED, JobStatus.RUNNING)
-MESSAGES = {JobStatus.PENDING: message_queue, JobStatus.BLOCKED: waiting_messages}
-"""The tables that have the messages of jobs that wait."""
 MESSAGE_KEYS = {
     message_queue: (*PLACE, "id", "target_id"),
     waiting_messages: ("limit_keys", *PLACE, "target_id"),
 }
 """The columns that find one message, and its job."""
-
-
-class JobConditions(TypedDict, total=False):
-    """The conditions of ``cancel_where``; a job matches if all of them hold."""
-
-    task: str | None
-    queue: str | None
-    tag: str | None
-    batch: int | None
-    limit_key: str | None
-    unique_key: str | None
-
-
-class Conditions(JobConditions, total=False):
-    """The conditions of a :class:`Selection`."""
-
-    before: int | None
-    after: int | None
-    error: str | int | None
-    text: str | None
-    args: Mapping[str, Any] | None
-    created_after: datetime | timedelta | None
-    created_before: datetime | timedelta | None
-    took: timedelta | None
-    are_due: bool | None
-    are_retried: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class JobFilter:
-    """A filter for jobs; a job matches if all conditions given here hold."""
-
-    statuses: frozenset[JobStatus] = frozenset()
-    """Empty: any status."""
-    task: str | None = None
-    queue: str | None = None
-    before: int | None = None
-    """Only jobs with a smaller id: older ones."""
-    after: int | None = None
-    """Only jobs with a larger id: newer ones."""
-    tag: str | None = None
-    """Only jobs with this tag; no index finds them, so every other condition helps."""
-    batch: int | None = None
-    """Only jobs of this batch."""
-    limit_key: str | None = None
-    """Only jobs that count under this key of a limit."""
-    unique_key: str | None = None
-    """Only jobs with this unique key."""
-    error: int | None = None
-    """Only jobs that have failed with an error of this fingerprint."""
-    text: str | None = None
-    """Only jobs whose last error contains this text, in upper or lower case."""
-    args: tuple[tuple[str, Any], ...] = ()
-    """Only jobs with these arguments: names and values in their JSON form."""
-    created_after: datetime | timedelta | None = None
-    """Only jobs enqueued since this time; a timedelta: since so long ago."""
-    created_before: datetime | timedelta | None = None
-    """Only jobs enqueued before this time; a timedelta: at least so long ago."""
-    took: timedelta | None = None
-    """Only ended jobs whose last attempt has run at least so long."""
-    are_due: bool | None = None
-    """Of the pending and blocked jobs, those that are due, or those that are not due yet."""
-    are_retried: bool | None = None
-    """Of the pending and blocked jobs, those that have used up an attempt, or the others."""
-    queues: frozenset[str] | None = None
-    """Only jobs of one of these queues: those that a user may see."""
-    tags: frozenset[str] | None = None
-    """Only jobs with one of these tags: those that a user may see."""
-
-    @property
-    def names_arguments(self) -> bool:
-        """Whether a condition has values of arguments, such as a key that is made from them."""
-        return self != self.without_arguments()
-
-    def without_arguments(self) -> "JobFilter":
-        """The filter without the conditions that have values of arguments."""
-        key = self.limit_key
-        is_value = key is not None and key != name_of(key)
-        return replace(self, args=(), unique_key=None, limit_key=None if is_value else key)
-
-    def words(self, table: sa.Table, id: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
-        """The conditions, without the status, for a table with columns task and queue."""
-        has_error = dead_letters.c.fingerprint == sa.cast(self.error, sa.BigInteger)
-        if table is not dead_letters:
-            has_error = id.in_(sa.select(dead_letters.c.job_id).where(has_error))
-        of_batch = sa.select(batch_jobs.c.job_id).where(batch_jobs.c.batch_id == self.batch)
-        found = [
-            None if self.task is None else table.c.task == sa.cast(self.task, sa.Text),
-            None if self.before is None else id < self.before,
-            None if self.after is None else id > self.after,
-            None if self.batch is None else id.in_(of_batch),
-            None if self.error is None else has_error,
-        ]
-        if self.are_retried is not None and table in MESSAGES.values():
-            used = table.c.attempt > sa.literal(0, sa.SmallInteger)
-            found.append(used if self.are_retried else ~used)
-        of_job = self.words_of_row()
-        if of_job and table is not jobs:
-            # One probe by key for each row; an EXISTS could become a join that reads all jobs.
-            each = sa.select(sa.and_(*of_job)).where(jobs.c.id == id).correlate_except(jobs)
-            of_job = [each.scalar_subquery().is_(sa.true())]
-        return [*self.words_of_place(table), *_given(*found), *of_job]
-
-    def words_of_place(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
-        """The conditions that the key of a message answers."""
-        due = None
-        if self.are_due is not None and table in MESSAGES.values():
-            due = table.c.run_at <= pg.statement_timestamp()
-            due = due if self.are_due else ~due
-        return _given(
-            None if self.queue is None else table.c.queue == sa.cast(self.queue, sa.Text),
-            None if self.queues is None else table.c.queue == sa.any_(texts(self.queues)),
-            due,
-        )
-
-    def words_of_row(self) -> list[sa.ColumnElement[bool]]:
-        """The conditions that only the row of a job answers, and no index."""
-        args = sa.cast(sa.literal(json.dumps(dict(self.args)), sa.Text), JSONB)
-        took = jobs.c.finished_at - jobs.c.started_at
-        since, until = _time(self.created_after), _time(self.created_before)
-        at = pg.strpos(
-            pg.lower(jobs.c.last_error),
-            pg.lower(sa.cast(self.text, sa.Text)),
-            type_=sa.Integer,
-        )
-        forms = [] if self.unique_key is None else stored_forms(self.unique_key)
-        keys = [sa.cast(form, sa.Text) for form in forms]
-        found = _given(
-            None if self.tag is None else jobs.c.tags.has_key(sa.cast(self.tag, sa.Text)),
-            None if self.tags is None else jobs.c.tags.has_any(texts(self.tags)),
-            None if self.limit_key is None else has_limit_key(self.limit_key),
-            None if self.unique_key is None else jobs.c.unique_key.in_(keys),
-            jobs.c.args.contains(args) if self.args else None,
-            None if self.text is None else at > sa.literal(0, sa.Integer),
-            None if self.took is None else took >= sa.cast(self.took, sa.Interval),
-            None if since is None else jobs.c.created_at >= since,
-            None if until is None else jobs.c.created_at <= until,
-        )
-        return [sa.type_coerce(word, sa.Boolean) for word in found]
-
-
-def _given(*words: sa.ColumnElement[bool] | None) -> list[sa.ColumnElement[bool]]:
-    return [word for word in words if word is not None]
-
-
-def _time(time: datetime | timedelta | None) -> sa.ColumnElement[Any] | None:
-    if isinstance(time, timedelta):
-        return pg.statement_timestamp() - sa.cast(time, sa.Interval)
-    return None if time is None else sa.cast(time, sa.DateTime(timezone=True))
-
-
-def texts(values: Iterable[str]) -> sa.ColumnElement[Any]:
-    """An array of texts; an empty one matches nothing."""
-    return sa.cast(sa.literal(array_of(sorted(values)), sa.Text), sa.ARRAY(sa.Text))
-
-
-def has_limit_key(key: str) -> sa.ColumnElement[bool]:
-    """Whether a job counts under a key: it is one of the lines of ``limit_keys``."""
-    keys = pg.string_to_array(jobs.c.limit_keys, NEWLINE, type_=sa.ARRAY(sa.Text))
-    return sa.cast(key, sa.Text) == sa.any_(keys)
 
 
 def job_ids(

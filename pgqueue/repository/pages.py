@@ -20,7 +20,8 @@ import sqlalchemy as sa
 
 from pgqueue.errors import OptionError
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository.listing import UNFINISHED, JobFilter, job_ids
+from pgqueue.repository.conditions import JobFilter
+from pgqueue.repository.listing import UNFINISHED, job_ids
 from pgqueue.repository.messages import waiting_pairs
 from pgqueue.repository.reading import EPOCH, moment, readable
 from pgqueue.repository.tables import (

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue import Job, JobStatus, Limit, PgQueue, Secret, Unique, Worker
 from pgqueue.cli import main
-from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.tables import WorkerProcess
 
 AN_HOUR_AGO = "created_at = created_at - interval '1 hour'"

@@ -11,8 +11,8 @@ from visitor import Visitor, words_of
 from chaos.interleavings.logical_workers import execute
 from pgqueue import JobStatus
 from pgqueue.dashboard import RIGHTS
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.failures import FailedGroups
-from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.operator_actions import OperatorActions
 from pgqueue.tables import ErrorGroup
 

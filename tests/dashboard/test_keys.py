@@ -10,8 +10,8 @@ from pgqueue import Limit, PgQueue, Unique
 from pgqueue.dashboard import RIGHTS
 from pgqueue.dashboard.pages import ROUTES
 from pgqueue.operations import Selection
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.limits import Limits
-from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 
 ACCOUNT = "acme-4711"

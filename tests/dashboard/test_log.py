@@ -11,8 +11,8 @@ from visitor import SECRET, Visitor
 from pgqueue import PgQueue
 from pgqueue.operations import Selection
 from pgqueue.operations.actions import ACTIONS
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.error_groups import ErrorGroups, in_hex
-from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 
 ROOT = Path(__file__).parents[2]

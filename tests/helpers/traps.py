@@ -18,7 +18,8 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from pgqueue import repository
 from pgqueue.models import SCHEMA, JobStatus
 from pgqueue.repository import listing, pages
-from pgqueue.repository.listing import MESSAGE_KEYS, JobFilter
+from pgqueue.repository.conditions import JobFilter
+from pgqueue.repository.listing import MESSAGE_KEYS
 from pgqueue.repository.messages import Start
 from pgqueue.repository.references import Reference
 from pgqueue.repository.tables import dead_letters, jobs

@@ -20,7 +20,7 @@ from pgqueue.errors import OptionError
 from pgqueue.models import WaitingMessage
 from pgqueue.operations import Operator, Outcome, Selection, engine, selection
 from pgqueue.operations.actions import ACTIONS
-from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 from pgqueue.tasks.editing import Changes
 

@@ -20,7 +20,8 @@ from pgqueue import (
     Worker,
 )
 from pgqueue.outcomes import Succeeded
-from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.conditions import JobFilter
+from pgqueue.repository.listing import Listing
 from pgqueue.repository.many import ManyJobs
 
 queue = PgQueue()

@@ -18,8 +18,9 @@ from chaos.interleavings.logical_workers import (
 )
 from pgqueue import DeadLetter, JobStatus, PgQueue
 from pgqueue.outcomes import Cancelled, ErrorReport, Exhausted, Failed, Interrupted, Retried
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.error_groups import ErrorGroups
-from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.listing import Listing
 from pgqueue.repository.tables import CRASH, INTERRUPTION
 
 

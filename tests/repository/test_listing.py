@@ -10,8 +10,9 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from pgqueue import JobNotFound, JobStatus
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.health import Health
-from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.listing import Listing
 from pgqueue.repository.pages import Pages
 from pgqueue.testing.databases import fresh_database
 

@@ -8,7 +8,8 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import enqueue, execute
 from pgqueue import JobStatus, PgQueue
-from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.conditions import JobFilter
+from pgqueue.repository.listing import Listing
 from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 
 ENDED = JobFilter(statuses=frozenset([JobStatus.FAILED, JobStatus.CANCELLED]))

@@ -10,8 +10,9 @@ from sqlalchemy import Connection, NullPool, create_engine, text
 from chaos.plans import TELLING, Plan, plans_of
 from pgqueue import JobStatus
 from pgqueue.errors import OptionError
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.jobs import Jobs
-from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.listing import Listing
 from pgqueue.repository.pages import WINDOW, JobLine, Pages, PageStart, Place
 from pgqueue.testing.databases import fresh_database
 

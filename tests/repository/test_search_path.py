@@ -29,7 +29,8 @@ from pgqueue import Job, JobStatus, PgQueue, Retry, Worker
 from pgqueue.cli import main
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import CLAIMING, UPKEEP
-from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.conditions import JobFilter
+from pgqueue.repository.listing import Listing
 from pgqueue.repository.pages import Pages
 from pgqueue.schema import (
     SCHEMA_VERSION,

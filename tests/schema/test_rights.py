@@ -32,9 +32,10 @@ from pgqueue.errors import OptionError
 from pgqueue.operations import Operator, Selection
 from pgqueue.operations.actions import ACTIONS
 from pgqueue.repository.batches import Batches
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.failures import FailedGroups
-from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.listing import Listing
 from pgqueue.repository.operator_actions import OperatorActions
 from pgqueue.repository.queue_minutes import QueueMinutes
 from pgqueue.repository.tables import array_of

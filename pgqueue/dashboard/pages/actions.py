@@ -16,7 +16,7 @@ from pgqueue.filter_line import LONGEST
 from pgqueue.operations import Outcome, Selection
 from pgqueue.operations.actions import BUTTONS, ON_JOBS, Action
 from pgqueue.operations.selection import MOST_COUNTED
-from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.operator_actions import OperatorActions
 
 LONGEST_WORK = 2.0

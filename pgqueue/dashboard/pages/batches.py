@@ -9,7 +9,8 @@ from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
 from pgqueue.redaction import redacted_data
 from pgqueue.repository.batches import Batches, BatchState
-from pgqueue.repository.listing import UNFINISHED, JobFilter
+from pgqueue.repository.conditions import JobFilter
+from pgqueue.repository.listing import UNFINISHED
 from pgqueue.repository.pages import Pages
 
 NEWEST = 50

@@ -10,9 +10,10 @@ from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
 from pgqueue.errors import JobNotFound
 from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.error_groups import LONGEST_MUTE, ErrorGroups
 from pgqueue.repository.failures import MOST_COUNTED, FailedGroup, FailedGroups
-from pgqueue.repository.listing import JobFilter, Listing
+from pgqueue.repository.listing import Listing
 from pgqueue.repository.pages import JobLine, Pages
 from pgqueue.repository.task_minutes import TaskMinutes
 from pgqueue.tasks.showing import masked, without_values

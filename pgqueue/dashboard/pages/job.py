@@ -14,8 +14,9 @@ from pgqueue.models import JobStatus
 from pgqueue.operations.actions import BUTTONS, DEAD, ON_JOBS, WAITING, Action
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.redaction import MASK, redacted
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.follow_ups import ON_FAILED
-from pgqueue.repository.listing import NOT_YOURS, UNFINISHED, JobDetails, JobFilter, Listing
+from pgqueue.repository.listing import NOT_YOURS, UNFINISHED, JobDetails, Listing
 from pgqueue.repository.trail import schedule_of, stretches, trail
 from pgqueue.repository.why import Kind, Name, why
 from pgqueue.tasks import Task

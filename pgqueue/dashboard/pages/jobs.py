@@ -18,7 +18,8 @@ from pgqueue.models import JobStatus
 from pgqueue.operations import Selection
 from pgqueue.operations.actions import DEAD, WAITING
 from pgqueue.redaction import redacted
-from pgqueue.repository.listing import UNFINISHED, JobFilter, Listing
+from pgqueue.repository.conditions import WRITTEN, JobFilter, Kind
+from pgqueue.repository.listing import UNFINISHED, Listing
 from pgqueue.repository.pages import JobLine, JobPage, Pages, PageStart, page_start, words_of
 from pgqueue.repository.queue_minutes import LastCount, QueueMinutes
 from pgqueue.tasks.showing import shown_arguments
@@ -28,7 +29,13 @@ MOST_IN_FILE = 1000
 MOST_COUNTED = 1000
 """Failed and cancelled jobs are counted up to this number."""
 TABS = ("running", "due", "scheduled", "retrying", "blocked", "failed", "succeeded", "cancelled")
-CONDITIONS = ("task", "queue", "tag", "arg.NAME", "error", "created", "took", "limit", "key")
+CONDITIONS = tuple(
+    dict.fromkeys(
+        each.metadata["word"]
+        for each in WRITTEN.values()
+        if each.metadata["kind"] not in (Kind.JOB, Kind.BATCH)
+    )
+)
 """The words that the form adds to the line."""
 LONGEST_CELL = 2000
 """Characters of arguments and errors; the list shows fewer."""

@@ -1,7 +1,7 @@
 """The newest jobs as they move, to watch while an application is developed."""
 
 from pgqueue.dashboard.routing import Asked, Page, Route
-from pgqueue.repository.listing import JobFilter
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.pages import Pages
 
 NEWEST = 50

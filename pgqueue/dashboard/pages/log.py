@@ -14,8 +14,8 @@ from pgqueue.operations.acting import is_resumable
 from pgqueue.operations.actions import ACTIONS, BUTTONS, ON_JOBS
 from pgqueue.operations.engine import Result
 from pgqueue.operations.log_words import error_of, target_in_words
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.error_groups import ErrorGroups
-from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 
 LONGEST_SPREAD = 1e9

@@ -14,9 +14,9 @@ from pgqueue.dashboard.routing import Asked, Page, Route
 from pgqueue.filter_line import line_of
 from pgqueue.findings import Level, at_a_glance
 from pgqueue.models import PausedTask, Schedule
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.error_groups import Deployed, ErrorGroups
 from pgqueue.repository.failures import MOST_COUNTED, FailedGroups
-from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.queue_minutes import DepthPoint, QueueMinutes
 from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes
 from pgqueue.repository.workers import WorkerState

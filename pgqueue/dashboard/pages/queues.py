@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
 from pgqueue.filter_line import STATUSES, line_of
 from pgqueue.models import QueueSettings
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.limits import LimitHolder, Limits, LimitState
-from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.queue_minutes import (
     FirstDue,
     LastCount,

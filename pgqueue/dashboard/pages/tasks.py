@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
 from pgqueue.filter_line import line_of
 from pgqueue.models import PausedTask
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.error_groups import Deployed, ErrorGroups, Failures
-from pgqueue.repository.listing import JobFilter
 from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes, TaskStatistics
 from pgqueue.rules.histogram import least
 
