@@ -14,7 +14,8 @@ from typing import Any
 from pgqueue.errors import OptionError
 from pgqueue.models import JobStatus
 from pgqueue.repository.conditions import WRITTEN, JobFilter, Kind
-from pgqueue.repository.error_groups import in_hex
+from pgqueue.repository.error_groups import LONGEST_MUTE as LONGEST_MUTE
+from pgqueue.repository.error_groups import in_hex as in_hex
 
 LONGEST = 1000
 """Bytes of a line."""

@@ -73,6 +73,7 @@ from pgqueue.tasks import Task
 from pgqueue.tasks.address import address_of, default_name
 from pgqueue.tasks.decorator import TaskDecorator
 from pgqueue.tasks.task import MetaSource
+from pgqueue.views import Views
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -360,6 +361,11 @@ class PgQueue(Operations):
             schema.upgrade_database(engine)
             if isinstance(self._nodes, list):
                 number_in_list(engine, self._nodes)
+
+    @property
+    def views(self) -> Views:
+        """What reads jobs, queues, limits, schedules, workers and statistics."""
+        return Views(self)
 
     def operate(self, actor: str, *, reason: str = "") -> Operator:
         """Return who acts on jobs, queues, limits, schedules and workers, with a row in the log of

@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import execute
 from pgqueue import PgQueue
-from pgqueue.findings import at_a_glance
 from pgqueue.models import WorkerProcess
 from pgqueue.repository.queue_minutes import QueueMinutes
+from pgqueue.views.findings import at_a_glance
 
 
 @pytest.fixture

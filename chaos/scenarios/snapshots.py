@@ -18,10 +18,10 @@ from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
 from chaos.sample_tasks import call
 from chaos.scenario import Size, scenario
 from pgqueue.cli import main
-from pgqueue.findings import of_transactions
 from pgqueue.repository.health import Health, OldTransaction
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import array_of
+from pgqueue.views.findings import of_transactions
 from pgqueue.worker.claiming.cursors import ClaimCursors
 
 LIMIT = 10

@@ -5,12 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 from sqlalchemy.orm import Session
 
-from pgqueue import schema
+from pgqueue import Violation, schema
 from pgqueue.cli.app_loader import CliState
 from pgqueue.cli.nodes import on_nodes
 from pgqueue.cli.options import on_database_with_json
 from pgqueue.errors import SchemaError
-from pgqueue.findings import (
+from pgqueue.job_queue import PgQueue
+from pgqueue.models import SCHEMA
+from pgqueue.nodes import Node
+from pgqueue.redaction import redacted
+from pgqueue.schema.comparison import differences
+from pgqueue.terminal import harmless, print_json
+from pgqueue.views.findings import (
     SHOWN,
     Finding,
     Level,
@@ -21,14 +27,6 @@ from pgqueue.findings import (
     of_settings,
     of_tables,
 )
-from pgqueue.job_queue import PgQueue
-from pgqueue.models import SCHEMA
-from pgqueue.nodes import Node
-from pgqueue.redaction import redacted
-from pgqueue.repository.health import Health
-from pgqueue.repository.invariants import Violation
-from pgqueue.schema.comparison import differences
-from pgqueue.terminal import harmless, print_json
 
 
 def _doctor_of_all(found: Mapping[Node, None], as_json: bool) -> None:
@@ -51,8 +49,8 @@ def doctor(given: CliState, /, as_json: bool) -> None:
     with queue.session() as session:
         findings = [
             *_of_rows(queue, session),
-            *of_settings(Health(session)),
-            *of_server(queue, Health(session)),
+            *of_settings(queue.views.health(session)),
+            *of_server(queue, queue.views.health(session)),
         ]
     _end(findings, as_json=as_json)
 
@@ -91,7 +89,7 @@ def _of_rows(queue: PgQueue, session: Session) -> Iterator[Finding]:
     if not violations:
         yield Finding(Level.OK, "invariants", "no row breaks one")
     yield from of_jobs(queue, session)
-    health = Health(session)
+    health = queue.views.health(session)
     yield from of_tables(health.tables())
     for table in health.tables_without_autovacuum():
         yield Finding(

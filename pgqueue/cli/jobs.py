@@ -19,11 +19,11 @@ from pgqueue.cli.options import (
     on_app_with_json,
     on_database_with_json,
 )
-from pgqueue.repository.listing import JobDetails, LimitUse, Listing, PastAttempt
-from pgqueue.repository.why import Reason, in_words, why
 from pgqueue.rules.limits import has_own_capacity, rate_in_words
 from pgqueue.tasks.showing import masked, without_values
 from pgqueue.terminal import harmless, print_json
+from pgqueue.views.jobs import JobDetails, LimitUse, PastAttempt
+from pgqueue.views.why import Reason, in_words, why
 
 UNKNOWN = (
     "Its arguments and its result are hidden: its task names the secret ones, and "
@@ -80,7 +80,7 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
     """
     queue = given.database()
     with opened(queue) as session:
-        job = Listing(session).job(job_id)
+        job = queue.views.job(session, job_id)
     is_known = job.columns["task"] in queue.tasks
     if not is_known and not show_arguments:
         job = without_values(job)

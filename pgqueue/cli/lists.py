@@ -10,8 +10,6 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import click
-from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.nodes import on_nodes
@@ -29,24 +27,20 @@ from pgqueue.cli.options import (
     which_jobs,
 )
 from pgqueue.errors import OptionError
-from pgqueue.findings import words_for_overdue, words_for_unknown, words_for_unreadable
+from pgqueue.filter_line import in_hex
 from pgqueue.job_queue import PgQueue
-from pgqueue.models import JobStatus, PausedTask, QueueSettings
+from pgqueue.models import JobStatus
 from pgqueue.nodes import Node
-from pgqueue.operations.log_words import target_in_words
 from pgqueue.redaction import redacted, redacted_data
-from pgqueue.repository.error_groups import ErrorGroups, in_hex
-from pgqueue.repository.health import Health
-from pgqueue.repository.limits import LimitState
-from pgqueue.repository.operator_actions import OperatorActions
-from pgqueue.repository.pages import Pages, PageStart, words_of
-from pgqueue.repository.queue_minutes import QueueCount, QueueFlow, QueueMinutes
-from pgqueue.repository.schedules import ScheduleState
-from pgqueue.repository.task_minutes import KEPT, TaskMinutes
-from pgqueue.repository.workers import WorkerState
-from pgqueue.rules.limits import has_own_capacity, rate_in_words
-from pgqueue.rules.ticks import zone_of
 from pgqueue.terminal import as_data, harmless, print_json, print_table
+from pgqueue.views import QueueView, ScheduleView
+from pgqueue.views.findings import words_for_overdue, words_for_unknown, words_for_unreadable
+from pgqueue.views.jobs import PageStart, words_of
+from pgqueue.views.limits import LimitState
+from pgqueue.views.log import target_in_words
+from pgqueue.views.queues import WorkerState
+from pgqueue.views.tasks import KEPT
+from pgqueue.views.words import span
 
 LONGEST_ERROR = 80
 """Characters of an error shown in a list; ``jobs show`` shows all."""
@@ -54,8 +48,8 @@ COUNTED = 200_000
 """Up to this number all jobs are counted; above it, the succeeded only with --exact."""
 PATIENCE = timedelta(seconds=2)
 """How long a list of jobs is searched."""
-RUNS = 3
-"""Next runs shown of a schedule."""
+MOST_PAUSED = 1000
+"""Paused tasks that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +95,9 @@ def local(time: datetime) -> str:
     return time.astimezone().isoformat(sep=" ", timespec="seconds")
 
 
-def capacity_in_words(limit: LimitState, capacity: int) -> str:
-    if not has_own_capacity(capacity, is_fair=limit.is_fair):
-        return "in turns"
-    return str(capacity) if limit.period is None else rate_in_words(capacity, limit.period)
-
-
 def _capacity(limit: LimitState) -> str:
-    words = capacity_in_words(limit, limit.capacity) if limit.capacity else "paused"
-    declared = f" (in the code {capacity_in_words(limit, limit.declared)})"
-    return f"{words}{declared if limit.is_set else ''}"
+    declared = f" (in the code {limit.words(limit.declared)})"
+    return f"{limit.words(limit.capacity)}{declared if limit.is_set else ''}"
 
 
 def _shortened(error: str | None) -> str:
@@ -118,14 +105,8 @@ def _shortened(error: str | None) -> str:
     return line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 3]}..."
 
 
-def _duration(span: timedelta | None) -> str:
-    """A duration with two digits: more of them were not measured."""
-    if span is None:
-        return "-"
-    units = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 0.001))
-    seconds = max(span.total_seconds(), 0.0001)
-    unit, size = next(((unit, size) for unit, size in units if seconds >= size), units[-1])
-    return f"{float(f'{seconds / size:.2g}'):g} {unit}"
+def _span(value: timedelta | None) -> str:
+    return "-" if value is None else span(value)
 
 
 def _rate(per_minute: float | None) -> str:
@@ -137,43 +118,16 @@ def _count(status: JobStatus, queue: Mapping[str, Any]) -> str | int:
     return "?" if count is None else count
 
 
-def _queues(queue: PgQueue, session: Session, *, are_all_counted: bool) -> list[dict[str, Any]]:
-    """The jobs of each queue by status; without counting, the succeeded are None."""
-    health = Health(session)
-    ages: dict[str, timedelta] = {}
-    for depth in health.depths():
-        if depth.oldest_due is not None:
-            ages[depth.queue] = max(depth.oldest_due, ages.get(depth.queue, depth.oldest_due))
-    is_paused = QueueSettings.paused_at.is_not(None)
-    paused = set(session.scalars(select(QueueSettings.name).where(is_paused)))
-    jobs: dict[str, dict[str, int]] = {name: {} for name in paused}
-    for count in health.counts(succeeded=are_all_counted):
-        jobs.setdefault(count.queue, {})[JobStatus(count.status).value] = count.jobs
-    minutes = QueueMinutes(session)
-    flows, latest = minutes.flows(), minutes.latest()
-    counted = {} if latest is None else latest.queues
-    # No narrow table lists the succeeded.
-    uncounted = {} if are_all_counted else {JobStatus.SUCCEEDED.value: None}
-    return [
-        {
-            "name": name,
-            "is_paused": name in paused,
-            "oldest_due_age": ages.get(name),
-            **_flow(flows.get(name), counted.get(name)),
-            "jobs": {status.value: jobs[name].get(status.value, 0) for status in JobStatus}
-            | uncounted,
-        }
-        for name in sorted(jobs)
-    ]
-
-
-def _flow(flow: QueueFlow | None, count: QueueCount | None) -> dict[str, Any]:
-    """What goes in and out of a queue; None if that is not known."""
-    backlog = 0 if count is None else count.backlog
+def _queue(one: QueueView) -> dict[str, Any]:
+    flow = one.flow
     return {
+        "name": one.name,
+        "is_paused": one.paused_at is not None,
+        "oldest_due_age": one.oldest_due,
         "in_per_minute": None if flow is None else flow.in_per_minute,
         "out_per_minute": None if flow is None else flow.out_per_minute,
-        "empty_in": None if flow is None else flow.empty_in(backlog),
+        "empty_in": None if flow is None else flow.empty_in(one.count.backlog),
+        "jobs": {status.value: count for status, count in (one.jobs or {}).items()},
     }
 
 
@@ -207,34 +161,25 @@ def _oldest_job(worker: WorkerState) -> str:
 class _Run(NamedTuple):
     """A line of the schedules: one of the next runs, the first line with the schedule's name."""
 
-    state: ScheduleState
+    view: ScheduleView
     number: int
     at: datetime | None
-
-    @property
-    def local(self) -> datetime | None:
-        return None if self.at is None else self.at.astimezone(zone_of(self.state.timezone))
+    """In the zone of the schedule."""
 
 
-def _runs(state: ScheduleState) -> list[_Run]:
-    try:
-        times = state.next_runs(RUNS)
-    except OptionError:  # this system cannot read the rule; the line below the table says so
-        times = []
-    return [_Run(state, number, at) for number, at in enumerate(times or [None])]
+def _runs(view: ScheduleView) -> list[_Run]:
+    # Without a next run if this system cannot read the rule; the line below the table says so.
+    return [_Run(view, number, at) for number, at in enumerate(view.next_runs or [None])]
 
 
 def _note(run: _Run) -> str:
     if run.number > 0:
         return ""
-    return "paused" if run.state.paused_at else "" if run.at else "no next run"
+    return "paused" if run.view.state.paused_at else "" if run.at else "no next run"
 
 
-def _rule(state: ScheduleState) -> str:
-    return f"every {state.every}" if state.cron is None else f"{state.cron} {state.timezone}"
-
-
-def _schedule(queue: PgQueue, state: ScheduleState) -> dict[str, Any]:
+def _schedule(queue: PgQueue, view: ScheduleView) -> dict[str, Any]:
+    state = view.state
     same = ("name", "task", "cron", "every", "timezone", "catch_up", "overlap", "declared_in")
     return {
         **{name: getattr(state, name) for name in same},
@@ -242,9 +187,8 @@ def _schedule(queue: PgQueue, state: ScheduleState) -> dict[str, Any]:
         "last_tick_at": state.last_tick_at,
         "last_job_id": state.last_job_id,
         "next_runs": [
-            {"local": run.local.isoformat(), "utc": run.at.isoformat()}
-            for run in _runs(state)
-            if run.at is not None and run.local is not None
+            {"local": at.isoformat(), "utc": at.astimezone(UTC).isoformat()}
+            for at in view.next_runs
         ],
         "overdue": words_for_overdue(queue, state),
     }
@@ -272,7 +216,7 @@ QUEUES = View(
     | {
         "in/min": lambda one: _rate(one["in_per_minute"]),
         "out/min": lambda one: _rate(one["out_per_minute"]),
-        "empty in": lambda one: _duration(one["empty_in"] or None),
+        "empty in": lambda one: _span(one["empty_in"]),
     },
     otherwise="No jobs yet.",
 )
@@ -298,17 +242,17 @@ WORKERS = View(
 SCHEDULES = View(
     "schedules",
     {
-        "schedule": lambda run: "" if run.number else run.state.name,
-        "task": lambda run: "" if run.number else run.state.task,
-        "rule": lambda run: "" if run.number else _rule(run.state),
-        "next runs": lambda run: run.local.strftime("%a %Y-%m-%d %H:%M:%S %z") if run.at else "",
+        "schedule": lambda run: "" if run.number else run.view.state.name,
+        "task": lambda run: "" if run.number else run.view.state.task,
+        "rule": lambda run: "" if run.number else run.view.rule,
+        "next runs": lambda run: run.at.strftime("%a %Y-%m-%d %H:%M:%S %z") if run.at else "",
         "in UTC": lambda run: f"{run.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" if run.at else "",
         "": _note,
     },
     otherwise="No schedules.",
     document=_schedule,
     lines=_runs,
-    warning=words_for_overdue,
+    warning=lambda queue, view: words_for_overdue(queue, view.state),
 )
 
 LIMITS = View(
@@ -377,10 +321,10 @@ STATISTICS = View(
     {
         "task": lambda one: one.task,
         **{name: attrgetter(name) for name in ("ended", "failed", "retried")},
-        "wait p50": lambda one: _duration(one.wait_p50),
-        "wait p95": lambda one: _duration(one.wait_p95),
-        "run p50": lambda one: _duration(one.run_p50),
-        "run p95": lambda one: _duration(one.run_p95),
+        "wait p50": lambda one: _span(one.wait_p50),
+        "wait p95": lambda one: _span(one.wait_p95),
+        "run p50": lambda one: _span(one.run_p50),
+        "run p95": lambda one: _span(one.run_p95),
     },
     otherwise="No attempt has ended in this time.",
 )
@@ -412,11 +356,11 @@ def list_jobs(
     \b
     Example:  pgqueue --app shop.jobs:queue jobs list --status pending --status running
     """
-    which = chosen_jobs(statuses, **words)
+    chosen = chosen_jobs(statuses, **words)
     queue = given.database()
     with opened(queue) as session:
         try:
-            page = Pages(session, patience=PATIENCE).page(which, limit=limit, start=before)
+            page = queue.views.jobs(session, chosen, limit=limit, start=before, patience=PATIENCE)
         except OptionError as error:
             raise click.BadParameter(str(error), param_hint="--before") from error
     following = page.next_start
@@ -426,7 +370,7 @@ def list_jobs(
     if as_json:
         return
     if not page.jobs:
-        hint_at_names(queue, task=which.task, queue_name=which.queue)
+        hint_at_names(queue, task=chosen.which.task, queue_name=chosen.which.queue)
     if page.passed_over is not None:
         lowest, highest = page.passed_over
         passed = f"Jobs {lowest} to {highest} were passed over: to search them, add --before"
@@ -484,14 +428,15 @@ def status(given: CliState, /, exact: bool, as_json: bool) -> list[dict[str, Any
     """
     queue = given.database()
     with opened(queue) as session:
-        health = Health(session)
+        health = queue.views.health(session)
         about = health.about_jobs()
         are_all_counted = exact or about <= COUNTED
-        queues = _queues(queue, session, are_all_counted=are_all_counted)
+        found_queues = queue.views.counted_queues(session, succeeded=are_all_counted)
+        queues = [*map(_queue, found_queues.queues)]
         live = queue.workers(session)
         unknown = health.unknown_tasks(queue.tasks) if queue.tasks else []
         unreadable = health.unreadable()
-        paused = list(session.scalars(select(PausedTask.task).order_by(PausedTask.task)))
+        paused = [task for task, _ in queue.views.paused_tasks(session, limit=MOST_PAUSED)]
     if as_json:
         tasks = [
             {"name": one.name, "due_jobs": one.jobs, "oldest_age": one.since} for one in unknown
@@ -588,7 +533,7 @@ failures = _list_command(
     "the application, in the same task.  Shows how many jobs are failed now, how many attempts "
     "have failed since the first one, the version in which the error was first seen, and one job.  "
     "The commands that select jobs take the last column as --error.",
-    lambda _queue, session, **words: ErrorGroups(session).newest(**words),
+    lambda queue, session, **words: queue.views.errors(session, **words),
     FILTERS["task"],
     click.option("--since", type=as_span, metavar="SPAN", help="Only errors since then, as 1h."),
     click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True),
@@ -598,7 +543,7 @@ log = _list_command(
     "List what operators have done by commands and in the dashboard, the newest first.\n\n"
     "Shows how many jobs an action has changed, and how many it has skipped because they had moved "
     "on.  Actions are kept for 90 days.",
-    lambda _queue, session, **words: OperatorActions(session).newest(**words),
+    lambda queue, session, **words: queue.views.log(session, **words),
     click.option("--actor", metavar="NAME", help="Only actions of this user."),
     click.option("--action", metavar="NAME", help="Only such actions, as requeue."),
     click.option(
@@ -612,7 +557,7 @@ stats = _list_command(
     "Show how attempts have ended, and how long they have waited and run, by task.\n\n"
     "Counts the attempts of workers, ten seconds late.  p50 and p95 are the durations that half "
     "and 95 % of the attempts did not exceed; they may be wrong by a factor of two.",
-    lambda _queue, session, since, task: TaskMinutes(session).since(since, task),
+    lambda queue, session, since, task: queue.views.statistics(session, since, task),
     FILTERS["task"],
     click.option(
         "--since",

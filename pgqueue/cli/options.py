@@ -4,23 +4,23 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stderr
-from dataclasses import Field, replace
+from dataclasses import Field
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import click
 
-from pgqueue import filter_line
 from pgqueue.cli.app_loader import CliState
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import read_fingerprint, read_span
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
-from pgqueue.repository.conditions import WRITTEN, JobFilter, Kind
-from pgqueue.repository.pages import PageStart, page_start
+from pgqueue.operations import Selection
+from pgqueue.operations.selection import WRITTEN, Kind
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless
+from pgqueue.views.jobs import PageStart, page_start
 
 Decorator = Callable[[Any], Any]
 
@@ -126,14 +126,14 @@ def as_span(value: str) -> timedelta:
         raise click.BadParameter(words) from error
 
 
-def as_filter(value: str) -> JobFilter:
+def as_filter(value: str) -> Selection:
     """Parameter type: a filter as one line."""
     try:
-        found = filter_line.parse(value)
+        found = Selection.from_line(value)
     except OptionError as error:
         raise click.BadParameter(str(error)) from error
-    if isinstance(found, int):
-        raise click.BadParameter(f"{found} is the id of a job: give it without --where")
+    if found.ids is not None:
+        raise click.BadParameter(f"{found.ids[0]} is the id of a job: give it without --where")
     return found
 
 
@@ -267,18 +267,16 @@ def which_jobs(
 
 
 def chosen_jobs(
-    statuses: Iterable[str], *, where: JobFilter | None, **conditions: Any
-) -> JobFilter:
-    """The filter of the options; raises UsageError for a condition that is given twice."""
-    which = where or JobFilter()
-    given = {name: value for name, value in conditions.items() if value is not None}
-    if wanted := frozenset(map(JobStatus, statuses)):
-        given["statuses"] = wanted
-    for name in given:
-        if getattr(which, name) != getattr(JobFilter(), name):
-            option = name.replace("_", "-")
-            raise click.UsageError(f"{option} is given twice: as an option and in --where")
-    return replace(which, **given)
+    statuses: Iterable[str], *, where: Selection | None, **conditions: Any
+) -> Selection:
+    """The jobs of the options; raises UsageError for a condition that is given twice."""
+    chosen = where or Selection()
+    given = {name for name, value in conditions.items() if value is not None}
+    given |= {"statuses"} if statuses else set()
+    for name in sorted(given & {*chosen.which.given()}):
+        option = name.replace("_", "-")
+        raise click.UsageError(f"{option} is given twice: as an option and in --where")
+    return chosen.also(status=statuses, **conditions)
 
 
 def hint_at_names(

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from pgqueue.cli.app_loader import CliState, opened
-from pgqueue.cli.lists import capacity_in_words
 from pgqueue.cli.operators import operator_of, reason_option
 from pgqueue.cli.options import (
     complete_queue,
@@ -18,9 +17,8 @@ from pgqueue.cli.options import (
 )
 from pgqueue.job_queue import PgQueue
 from pgqueue.operations import Operator
-from pgqueue.repository.limits import LimitState
-from pgqueue.rules.limits import has_own_capacity
 from pgqueue.terminal import harmless, print_json
+from pgqueue.views.limits import LimitState
 
 HINTS = {"queues": "queue_name", "tasks": "task"}
 """Which name of the app is expected, as a parameter of hint_at_names."""
@@ -182,9 +180,7 @@ def set_limit(
     if as_json:
         print_json(found)
         return
-    is_number = found.period is None and has_own_capacity(found.capacity, is_fair=found.is_fair)
-    words = capacity_in_words(found, found.capacity) + (" at once" if is_number else "")
-    click.echo(f"{written}: {words if found.capacity else 'paused'}")
+    click.echo(f"{written}: {found.words(found.capacity)}")
 
 
 def _value_of(key: str) -> Any:

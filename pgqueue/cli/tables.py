@@ -14,7 +14,6 @@ from pgqueue.cli.options import on_app_with_json, on_database, together, verbose
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import PRUNING
 from pgqueue.models import SCHEMA
-from pgqueue.repository.prune import Pruning
 from pgqueue.terminal import print_json, print_table
 from pgqueue.worker.duties.prune import Progress, PruneRound
 
@@ -144,8 +143,7 @@ def prune(given: CliState, as_json: bool, dry_run: bool) -> None:
     """
     queue = given.application()
     with opened(queue) as session:
-        pruning = Pruning(session)
-        due = pruning.due(queue.retention, pruning.references()) if dry_run else []
+        due = queue.views.prunable(session) if dry_run else []
     if dry_run and as_json:
         print_json({"due": sum(one.jobs for one in due), "jobs": due})
         return

@@ -39,12 +39,12 @@ from pgqueue.cli.options import (
     which_jobs,
 )
 from pgqueue.errors import ScheduleNotFound
+from pgqueue.filter_line import LONGEST_MUTE, in_hex
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
 from pgqueue.operations import Outcome, Selection
 from pgqueue.operations.actions import ACTIONS, Action, Target
 from pgqueue.operations.engine import MISSED, NOT_FOUND
-from pgqueue.repository.error_groups import LONGEST_MUTE, in_hex
 from pgqueue.tasks.editing import Changes
 from pgqueue.terminal import harmless, print_json
 
@@ -183,7 +183,7 @@ def _run(
     is_narrowed = limit is not None or any(value is not None for value in conditions.values())
     if job_ids and (statuses or is_narrowed):
         raise click.UsageError("Give ids, or say which jobs by options, not both")
-    in_line = conditions["where"] is not None and conditions["where"].statuses
+    in_line = conditions["where"] is not None and conditions["where"].which.statuses
     if not job_ids and not statuses and not in_line and not (action.called and is_narrowed):
         example = " ".join(verb.examples[-1].split()[:2])
         raise click.UsageError(f"Which jobs? Give their ids, or say {example}")
@@ -197,7 +197,7 @@ def _run(
     if job_ids:
         are_missed = _change_named(start(Selection(job_ids)), as_json=as_json)
     else:
-        asked = Selection.of(chosen_jobs(statuses, **conditions))
+        asked = chosen_jobs(statuses, **conditions)
         chosen = asked.narrowed(action)
         chosen.check_arguments(queue.tasks)
         with opened(queue) as session:
@@ -311,7 +311,7 @@ def try_one(
     Example:  pgqueue --app shop.jobs:queue try --error 8f14e45fceea167a
     """
     queue = given.database()
-    job_id = operator_of(queue, reason).try_one(Selection.of(chosen_jobs((), **conditions)))
+    job_id = operator_of(queue, reason).try_one(chosen_jobs((), **conditions))
     if as_json:
         print_json({"job": job_id})
     else:
@@ -348,7 +348,7 @@ def schedules(ctx: click.Context, given: CliState, as_json: bool) -> None:
     if ctx.invoked_subcommand is None:
         queue = given.database()
         with opened(queue) as session:
-            found = queue.schedules.list(session)
+            found = queue.views.schedules(session, results=False)
         print_list(SCHEDULES, queue, found, as_json=as_json)
 
 

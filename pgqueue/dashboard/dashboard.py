@@ -51,7 +51,7 @@ from pgqueue.errors import (
     UnknownTask,
 )
 from pgqueue.job_queue import PgQueue
-from pgqueue.repository.failures import MOST_KINDS, FailedGroups
+from pgqueue.views.errors import MOST_KINDS
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -261,9 +261,7 @@ class Dashboard:
             return response
         failures = None
         if not asked.access.is_limited:
-            count = asked.part(
-                "the number of failures", lambda session: FailedGroups(session).number()
-            )
+            count = asked.part("the number of failures", self.queue.views.number_of_errors)
             if count:
                 failures = f"{MOST_KINDS}+" if count > MOST_KINDS else str(count)
         return self._html(asked, answer, now=asked.now, failures=failures)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -14,26 +14,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pgqueue.dashboard.tracebacks import frames
 from pgqueue.terminal import harmless
-
-UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+from pgqueue.views.words import span as span
 
 
 def number(value: int | None) -> str:
     """A number with a comma at the thousands; a dash for one that is not known."""
     return "–" if value is None else f"{value:,}"  # noqa: RUF001
-
-
-def span(value: timedelta | float | None) -> str:
-    """A duration in its largest unit, with two digits below ten; a dash for one that is unknown."""
-    if value is None:
-        return "–"  # noqa: RUF001
-    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
-    if abs(seconds) < 1:
-        return f"{round(seconds * 1000)} ms"
-    size, unit = next((size, unit) for size, unit in UNITS if abs(seconds) >= size)
-    amount = seconds / size
-    digits = 1 if abs(amount) < 10 and unit != "min" else 0
-    return f"{amount:.{digits}f} {unit}"
 
 
 def figure(value: float | None, format: Literal["number", "span"]) -> str:

@@ -21,7 +21,6 @@ from pgqueue.database.bounded import LOCK_TIMEOUT, STATEMENT_TIMEOUT, BoundedTra
 from pgqueue.job_queue import PgQueue
 from pgqueue.operations import Operator, Selection
 from pgqueue.operations.engine import Begin
-from pgqueue.repository.conditions import JobFilter
 
 T = TypeVar("T")
 
@@ -160,13 +159,9 @@ class Asked:
     def may(self, right: str) -> bool:
         return right in self.access.rights
 
-    def scope(self, which: JobFilter) -> JobFilter:
-        """The filter, of the jobs that the user may see."""
-        return self.select(which).which
-
-    def select(self, which: JobFilter, ids: Iterable[int] | None = None) -> Selection:
-        """The jobs of a filter, or with some ids, that the user may see."""
-        return Selection.of(which, ids).scoped(self.access.queues, self.access.tags)
+    def scope(self, jobs: Selection) -> Selection:
+        """Those of the jobs that the user may see."""
+        return jobs.scoped(self.access.queues, self.access.tags)
 
     @property
     def operator(self) -> Operator:
@@ -194,9 +189,9 @@ class Asked:
             403,
         )
 
-    def check_filter(self, which: JobFilter) -> None:
+    def check_filter(self, jobs: Selection) -> None:
         """Raises Refused for a filter that searches for what the user may not see."""
-        if which.names_arguments and not self.may("view_arguments"):
+        if jobs.which.names_arguments and not self.may("view_arguments"):
             raise Refused(
                 "a filter by arguments, or by a key that is made from arguments, needs the right "
                 "view_arguments",
@@ -210,7 +205,7 @@ class Asked:
 
     def check_jobs(self, job_ids: Collection[int]) -> None:
         """Raises JobNotFound for a job that does not exist, or that the user may not see."""
-        self.select(JobFilter(), job_ids).check_scope(self.session)
+        self.scope(Selection(job_ids)).check_scope(self.session)
 
     # The database
 

@@ -59,6 +59,7 @@ class Operations:
     find: Callable[[str], Task[..., Any]]
     queue_limits: dict[str, tuple[Limit, ...]]
     schedules: Schedules
+    retention: Any
     read_committed: Callable[[], AbstractContextManager[Session]]
 
     @property
@@ -78,6 +79,11 @@ class Operations:
         notify = self.notify and may_notify(connection)
         limited = self.queue_limits if self.tasks else None
         return Doing(connection, self.find, notify, changes, limited)
+
+    def lock_job(self, session: AnySession, job_id: int) -> None:
+        """Lock the row of a job until the transaction ends: no worker settles it meanwhile, and no
+        operator changes it.  Raises JobNotFound."""
+        Jobs(in_transaction(session, f"lock of job {job_id}")).lock(checked_id(job_id))
 
     @translated_errors()
     def job_state(self, session: AnySession, job_id: int) -> JobState:

@@ -11,10 +11,12 @@ from typing import Any, Self, Unpack, get_type_hints
 from pgqueue.arguments import Payload
 from pgqueue.checks import checked_id
 from pgqueue.errors import ArgumentsError, JobNotFound, OptionError, PayloadError
-from pgqueue.filter_line import line_of, parse, read_fingerprint
+from pgqueue.filter_line import STATUSES, line_of, parse, read_fingerprint
 from pgqueue.models import JobStatus
 from pgqueue.operations.actions import Action
-from pgqueue.repository.conditions import WRITTEN, Conditions, JobFilter
+from pgqueue.repository.conditions import WRITTEN as WRITTEN
+from pgqueue.repository.conditions import Conditions, JobFilter
+from pgqueue.repository.conditions import Kind as Kind
 from pgqueue.repository.listing import FoundJob, Listing
 from pgqueue.repository.pages import JobLine, Pages
 from pgqueue.repository.tables import Executor
@@ -89,6 +91,13 @@ class Selection:
         object.__setattr__(made, "which", which)
         return made
 
+    def also(
+        self, *, status: Iterable[JobStatus | str] = (), **conditions: Unpack[Conditions]
+    ) -> Self:
+        """Those of the jobs of which more conditions hold; they take the place of given ones."""
+        more = _checked_filter({k: v for k, v in conditions.items() if v is not None}, [*status])
+        return self.of(replace(self.which, **more.given()))
+
     @classmethod
     def from_line(cls, line: str) -> Self:
         """The jobs of a filter line, as ``task:send status:failed created:>2h``.
@@ -128,6 +137,16 @@ class Selection:
     @property
     def is_everything(self) -> bool:
         return self.ids is None and replace(self.which, queues=None, tags=None) == JobFilter()
+
+    def in_state(self, word: str | None) -> Self:
+        """The same in a state, as ``due`` or ``failed`` (a word after ``status:``), or in any."""
+        any_state: dict[str, Any] = {"statuses": frozenset(), "are_due": None, "are_retried": None}
+        return self.of(replace(self.which, **{**any_state, **STATUSES.get(word or "", {})}))
+
+    @property
+    def is_scoped(self) -> bool:
+        """Whether it is bound to what a limited user may see."""
+        return self.which.queues is not None or self.which.tags is not None
 
     def scoped(self, queues: Iterable[str] | None, tags: Iterable[str] | None) -> Self:
         """Those of the jobs that a limited user may see: in one of the queues, with one of the

@@ -46,6 +46,7 @@ from pgqueue.repository.tables import (
     leases,
     message_queue,
     paused_tasks,
+    pg,
     queues,
     sees_all,
     stands_at_place_of,
@@ -346,34 +347,51 @@ def _changed(
 ) -> sa.Executable:
     """Give a waiting job new values, and replace its message by one at the new place."""
     message = delete_unlocked(message_queue, stands_at_place_of(JOB), *conditions)
-    kept = ("attempt", "crashes", "alone")
-    taken = message.returning(*(message_queue.c[name] for name in kept)).cte("taken")
-    job = (
-        sa.update(jobs)
-        .where(jobs.c.id == JOB, jobs.c.outcome.is_(None), sa.exists(sa.select(taken.c.attempt)))
-        .values(values)
-        .returning(*DISPATCHED)
-        .cte("job")
-    )
-    columns = (job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task)
-    row = sa.select(*columns, *(taken.c[name] for name in kept)).select_from(
-        job.join(taken, sa.true())
-    )
-    names = [*PLACE, "target_id", "task", *kept]
-    new = sa.insert(message_queue).from_select(names, row.limit(sa.literal_column("1")))
-    woken = notified("rewind") if notify else sa.true()
-    return sa.select(job.c.id, woken).add_cte(new.cte("message"))
+    return replaced(message, values, notify=notify)
 
 
 def _changed_in_lane(
     values: dict[str, Any], *conditions: sa.ColumnElement[bool], notify: bool
 ) -> sa.Executable:
     """The same for a job that waits to be admitted, whose message has a key and no id."""
+    message = sa.update(waiting_messages).where(waits_at_place_of(JOB), *conditions)
+    return moved_in_lane(message, values, notify=notify)
+
+
+def replaced(messages: sa.Delete, values: dict[str, Any], *, notify: bool) -> sa.Executable:
+    """Give the jobs of deleted messages new values, and new messages at their new places, which
+    keep what the old ones say about past attempts; returns the jobs."""
+    kept = [message_queue.c[name] for name in ("attempt", "crashes", "alone")]
+    taken = messages.returning(message_queue.c.target_id, *kept).cte("taken")
+    attempt, crashes, alone = (taken.c[column.name] for column in kept)
+    one = (  # for a job that had two
+        sa.select(taken.c.target_id, pg.max(attempt), pg.max(crashes), pg.bool_or(alone))
+        .group_by(taken.c.target_id)
+        .subquery("one")
+    )
+    job = (
+        sa.update(jobs)
+        .where(jobs.c.id == taken.c.target_id, jobs.c.outcome.is_(None))
+        .values(values)
+        .returning(*DISPATCHED)
+        .cte("job")
+    )
+    columns = (job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task)
+    rows = sa.select(*columns, *list(one.c)[1:]).select_from(
+        job.join(one, one.c.target_id == job.c.id)
+    )
+    names = [*PLACE, "target_id", "task", *(column.name for column in kept)]
+    new = sa.insert(message_queue).from_select(names, rows)
+    woken = notified("rewind") if notify else sa.true()
+    return sa.select(job.c.id, woken).add_cte(new.cte("message"))
+
+
+def moved_in_lane(messages: sa.Update, values: dict[str, Any], *, notify: bool) -> sa.Executable:
+    """Give the jobs of waiting messages new values, and the messages their new places; returns the
+    jobs."""
     place = {name: values[name] for name in PLACE if name in values}
     message = (
-        sa.update(waiting_messages)
-        .where(waits_at_place_of(JOB), *conditions)
-        .values(place or {"run_at": waiting_messages.c.run_at})
+        messages.values(place or {"run_at": waiting_messages.c.run_at})
         .returning(waiting_messages.c.target_id, *(waiting_messages.c[name] for name in place))
         .cte("message")
     )

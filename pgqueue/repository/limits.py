@@ -32,7 +32,7 @@ from pgqueue.repository.tables import (
 )
 from pgqueue.repository.workers import NOTHING_PAUSED
 from pgqueue.rules.admission import Rule
-from pgqueue.rules.limits import SEPARATOR, Limit, name_of
+from pgqueue.rules.limits import SEPARATOR, Limit, has_own_capacity, name_of, rate_in_words
 
 DECLARED = ("declared", "is_strict", "skips_failed", "period", "burst", "is_fair")
 """The columns that hold what the code declares of a limit."""
@@ -237,6 +237,16 @@ class LimitState(NamedTuple):
     burst: int | None = None
     is_fair: bool = False
     """Whether it stands for ``fair_by`` of a task: its keys take turns."""
+
+    def words(self, capacity: int) -> str:
+        """One of its capacities in words."""
+        if not capacity:
+            return "paused"
+        if not has_own_capacity(capacity, is_fair=self.is_fair):
+            return "in turns"
+        if self.period is not None:
+            return rate_in_words(capacity, self.period)
+        return f"{capacity} at once"
 
 
 class Limits:

@@ -1,4 +1,4 @@
-"""Many jobs that one statement cancels, requeues, or gives another time or priority.
+"""Many jobs that one statement cancels, requeues, or moves to another queue, priority or time.
 
 A statement takes what no other transaction has locked, and waits for nothing.  Who calls it changes
 the jobs that it has left one by one, by :class:`~pgqueue.repository.jobs.Jobs`.
@@ -10,7 +10,7 @@ No index finds a message by its job, so a message is found while the jobs are se
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,16 +24,17 @@ from pgqueue.repository.jobs import (
     document_of,
     has_message_or_lease,
     is_dead,
+    moved_in_lane,
     new_values,
+    replaced,
     wanted_jobs,
 )
 from pgqueue.repository.listing import MESSAGE_KEYS, FoundJob
-from pgqueue.repository.messages import DISPATCHED, NEW
+from pgqueue.repository.messages import NEW
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
     CTID,
-    PLACE,
     Executor,
     among,
     clock,
@@ -44,7 +45,6 @@ from pgqueue.repository.tables import (
     message_queue,
     waiting_messages,
 )
-from pgqueue.repository.tables import notify as notified
 
 
 def _messages(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.Select[*tuple[Any, ...]]:
@@ -96,64 +96,46 @@ def change_pending(columns: tuple[str, ...], *, notify: bool) -> sa.Executable:
     """Give pending jobs another queue, time or priority, and replace their messages; returns the
     jobs.
 
-    Without columns: make those due that are not.  Leaves jobs under limits that are to start later,
-    because they give up their places, and those with a unique key that are to move.
+    Leaves jobs under limits that are to start later, because they give up their places, and those
+    with a unique key that are to move.
     """
-    values, condition = _values(columns, jobs)
+    values = new_values(columns)
+    conditions = [_has_others(values)]
     if {"run_at", "queue"} & {*columns}:
-        condition = sa.and_(condition, jobs.c.limit_keys.is_(None))
+        conditions.append(jobs.c.limit_keys.is_(None))
     if "queue" in columns:
-        condition = sa.and_(condition, jobs.c.unique_key.is_(None))
-    kept = ("attempt", "crashes", "alone")
-    gone = sa.delete(message_queue).where(among(_messages(message_queue, condition)) == CTID)
-    taken = gone.returning(
-        message_queue.c.target_id, *(message_queue.c[name] for name in kept)
-    ).cte("taken")
-    job = (
-        sa.update(jobs)
-        .where(jobs.c.id == taken.c.target_id, jobs.c.outcome.is_(None))
-        .values(values)
-        .returning(*DISPATCHED)
-        .cte("job")
-    )
-    columns_of_job = (job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task)
-    rows = sa.select(*columns_of_job, *(taken.c[name] for name in kept)).select_from(
-        job.join(taken, taken.c.target_id == job.c.id)
-    )
-    new = sa.insert(message_queue).from_select([*PLACE, "target_id", "task", *kept], rows)
-    woken = notified("rewind") if notify else sa.true()
-    return sa.select(job.c.id, woken).add_cte(new.cte("message"))
+        conditions.append(jobs.c.unique_key.is_(None))
+    messages = _messages(message_queue, *conditions)
+    return replaced(sa.delete(message_queue).where(among(messages) == CTID), values, notify=notify)
 
 
 @cache
 def change_blocked(columns: tuple[str, ...], *, notify: bool) -> sa.Executable:
-    """The same for jobs that wait to be admitted, whose messages stay."""
-    values, is_other = _values(columns, jobs)
-    message = (
-        sa.update(waiting_messages)
-        .where(among(_messages(waiting_messages, is_other)) == CTID)
-        .values(values)
-        .returning(waiting_messages.c.target_id, *(waiting_messages.c[name] for name in values))
-        .cte("message")
-    )
-    job = (
-        sa.update(jobs)
-        .where(jobs.c.id == message.c.target_id)
-        .values({name: message.c[name] for name in values})
-        .returning(jobs.c.id)
-        .cte("job")
-    )
-    return sa.select(job.c.id, notified("rewind") if notify else sa.true())
-
-
-def _values(
-    columns: tuple[str, ...], table: sa.Table
-) -> tuple[dict[str, Any], sa.ColumnElement[bool]]:
-    """The new values, and whether a row has others."""
-    if not columns:
-        return {"run_at": clock()}, table.c.run_at > clock()
+    """Give jobs that wait to be admitted another time or priority; returns the jobs."""
     values = new_values(columns)
-    return values, sa.or_(*(table.c[name] != values[name] for name in columns))
+    messages = _messages(waiting_messages, _has_others(values))
+    return moved_in_lane(
+        sa.update(waiting_messages).where(among(messages) == CTID), values, notify=notify
+    )
+
+
+@cache
+def run_many_now(table: sa.Table, *, notify: bool) -> sa.Executable:
+    """Make jobs due that wait for a later time; returns them."""
+    messages = among(_messages(table, jobs.c.run_at > clock())) == CTID
+    if table is message_queue:
+        return replaced(sa.delete(table).where(messages), {"run_at": clock()}, notify=notify)
+    return moved_in_lane(sa.update(table).where(messages), {"run_at": clock()}, notify=notify)
+
+
+def _has_others(values: Mapping[str, Any]) -> sa.ColumnElement[bool]:
+    """Whether a job has other values than these."""
+    types: dict[str, Any] = {
+        "queue": sa.Text,
+        "priority": sa.SmallInteger,
+        "run_at": sa.DateTime(timezone=True),
+    }
+    return sa.or_(*(jobs.c[name] != sa.cast(new, types[name]) for name, new in values.items()))
 
 
 @cache
@@ -184,7 +166,7 @@ class ManyJobs:
 
     def run_now(self, found: Sequence[FoundJob], *, notify: bool) -> dict[int, Change]:
         """Make jobs due that wait for a later time."""
-        return self._changed(found, {}, Change.DUE_NOW, notify=notify)
+        return self._waiting(found, partial(run_many_now, notify=notify), Change.DUE_NOW)
 
     def change(
         self, found: Sequence[FoundJob], new: NewValues, *, notify: bool
@@ -192,7 +174,14 @@ class ManyJobs:
         """Give jobs that wait another ``priority``, ``run_at`` or ``queue``."""
         if "queue" in new:  # limits may be those of the queue
             found = [one for one in found if one.stands_in(message_queue)]
-        return self._changed(found, new, Change.CHANGED, notify=notify)
+        columns = tuple(sorted(new))
+
+        def statement(table: sa.Table) -> sa.Executable:
+            kind = change_pending if table is message_queue else change_blocked
+            return kind(columns, notify=notify)
+
+        named = {f"{NEW}{name}": value for name, value in new.items()}
+        return self._waiting(found, statement, Change.CHANGED, named)
 
     def requeue(self, times: Mapping[int, datetime | None], *, notify: bool) -> dict[int, Change]:
         """Put jobs back that have failed or were cancelled and have no unique key.
@@ -206,18 +195,6 @@ class ManyJobs:
             if some:
                 done |= Jobs(self._executor).put_back(some, notify=notify, limited=limited)
         return dict.fromkeys(sorted(done), Change.REQUEUED)
-
-    def _changed(
-        self, found: Sequence[FoundJob], new: NewValues, change: Change, *, notify: bool
-    ) -> dict[int, Change]:
-        columns = tuple(sorted(new))
-
-        def statement(table: sa.Table) -> sa.Executable:
-            kind = change_pending if table is message_queue else change_blocked
-            return kind(columns, notify=notify)
-
-        named = {f"{NEW}{name}": value for name, value in new.items()}
-        return self._waiting(found, statement, change, named)
 
     def _waiting(
         self,

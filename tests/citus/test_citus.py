@@ -32,12 +32,12 @@ from worker_rig import running
 from chaos.workers import PATIENCE, wait_until
 from pgqueue import DuplicateJob, Job, PgQueue, Retry, SchemaMissing, Task, Worker, schema
 from pgqueue.database.opening import backend_pid
-from pgqueue.findings import of_nodes
 from pgqueue.repository.enqueue import NodeKey
 from pgqueue.repository.nodes import BITS, TABLE
 from pgqueue.repository.tables import SLEEPERS
 from pgqueue.schema import SCHEMA_VERSION, upgrade_database, verify
 from pgqueue.schema.citus import distributed_tables
+from pgqueue.views.findings import of_nodes
 
 pytestmark = [
     pytest.mark.citus,

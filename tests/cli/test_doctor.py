@@ -15,7 +15,10 @@ from sqlalchemy.orm import Session
 from chaos.interleavings.logical_workers import logical_workers, worker_settings
 from pgqueue import Limit, PgQueue
 from pgqueue.embedded import EmbeddedPostgres
-from pgqueue.findings import (
+from pgqueue.repository.health import Health
+from pgqueue.repository.limits import Limits
+from pgqueue.schema import upgrade_database
+from pgqueue.views.findings import (
     Finding,
     Level,
     of_notifications,
@@ -24,9 +27,6 @@ from pgqueue.findings import (
     of_tables,
     of_transactions,
 )
-from pgqueue.repository.health import Health
-from pgqueue.repository.limits import Limits
-from pgqueue.schema import upgrade_database
 
 AT_ONCE = timedelta(0)
 CARELESS = ("fsync", "full_page_writes", "synchronous_commit", "autovacuum")

@@ -55,7 +55,7 @@ def test_what_is_paused_is_shown_and_not_run(queue: PgQueue) -> None:
     assert "mail (paused)" in status
     assert "Paused tasks: book." in status
     limits = command(queue, "limits").stdout
-    assert "paused (in the code 2)" in limits
+    assert "paused (in the code 2 at once)" in limits
 
     assert command(queue, "resume", "mail", "--task", "book").returncode == 0
     assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 2}

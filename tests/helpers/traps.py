@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from pgqueue import repository
 from pgqueue.models import SCHEMA, JobStatus
-from pgqueue.repository import listing, pages
+from pgqueue.repository import listing, many, pages
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.listing import MESSAGE_KEYS
 from pgqueue.repository.messages import Start
@@ -106,6 +106,8 @@ def _arguments(build: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     others: dict[str, list[Any]] = {"start": list(Start), "references": [(), REFERENCES]}
     others["names"] = [("args", "next_at"), ("cron", "every", "paused_at")]
     others["columns"] = [("priority", "run_at"), ("args", "unique_key")]
+    if build in (many.change_pending, many.change_blocked):
+        others["columns"] = [("priority", "run_at"), ("priority", "queue")]
     others["callbacks"] = [("on_failure", "on_success"), ("on_cancelled",)]
     others["table"] = [jobs, dead_letters] if build is pages.id_below else list(MESSAGE_KEYS)
     values = [others.get(name, [False, True]) for name in names]

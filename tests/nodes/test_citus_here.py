@@ -13,10 +13,10 @@ from sqlalchemy import Engine, create_engine, event, text
 
 from pgqueue import Node, PgQueue, PgQueueError, SchemaError
 from pgqueue.cli import main
-from pgqueue.findings import Finding, Level, of_nodes
 from pgqueue.repository.nodes import read_number
 from pgqueue.schema import SCHEMA_VERSION, upgrade, upgrade_database, verify
 from pgqueue.testing.databases import as_text
+from pgqueue.views.findings import Finding, Level, of_nodes
 
 PROPAGATION = text("SELECT current_setting('citus.enable_ddl_propagation')")
 SHARDING = text("SELECT current_setting('citus.enable_schema_based_sharding')")

@@ -9,7 +9,7 @@ from chaos.interleavings.logical_workers import ERROR, LogicalWorker, enqueue, e
 from pgqueue.outcomes import Retried, Succeeded
 from pgqueue.repository.jobs import Jobs
 from pgqueue.repository.listing import JobDetails, Listing
-from pgqueue.repository.trail import Event, What, schedule_of, stretches, trail
+from pgqueue.views.trail import Event, What, schedule_of, stretches, trail
 
 HOUR = timedelta(hours=1)
 

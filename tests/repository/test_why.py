@@ -37,9 +37,9 @@ from pgqueue.repository.enqueue import Enqueues, NewJob
 from pgqueue.repository.jobs import Jobs
 from pgqueue.repository.limits import Limits
 from pgqueue.repository.listing import Listing
-from pgqueue.repository.why import Kind, Name, Reason, why
 from pgqueue.repository.workers import Workers
 from pgqueue.rules.limits import LARGEST_CAPACITY, FairLimit
+from pgqueue.views.why import Kind, Name, Reason, why
 
 HOUR = timedelta(hours=1)
 queue = PgQueue()

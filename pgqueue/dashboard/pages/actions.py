@@ -16,8 +16,6 @@ from pgqueue.filter_line import LONGEST
 from pgqueue.operations import Outcome, Selection
 from pgqueue.operations.actions import BUTTONS, ON_JOBS, Action
 from pgqueue.operations.selection import MOST_COUNTED
-from pgqueue.repository.conditions import JobFilter
-from pgqueue.repository.operator_actions import OperatorActions
 
 LONGEST_WORK = 2.0
 """Seconds that a request works on an action."""
@@ -74,7 +72,7 @@ def act(asked: Asked, right: str) -> Answer:
     if line := asked.posted("q", longest=LONGEST):
         jobs = _filter(asked, line)
     elif ids:
-        jobs = asked.select(JobFilter(), ids)
+        jobs = asked.scope(Selection(ids))
     else:
         raise Refused("no job is selected; nothing was changed")
     of = asked.posted_whole("of", None, 0, MOST_COUNTED)  # as the preview has counted them
@@ -91,7 +89,7 @@ def _check_interrupted(asked: Asked, id: int, right: str) -> None:
     its jobs.
     """
     with asked.transaction(read_only=True) as session:
-        found = OperatorActions(session).one(id)
+        found = asked.queue.views.log_entry(session, id)
     if found is None or (asked.access.is_limited and found.actor != asked.access.user):
         raise Refused(f"there is no action {id}", 404)
     if found.action not in BUTTONS or ON_JOBS[found.action].right != right:
@@ -111,7 +109,8 @@ def work(asked: Asked, outcome: Outcome, *, to: str | None = None) -> Answer:
             return entry(asked, outcome.entry, is_working=True, left=outcome.left)
     if "HX-Request" in asked.request.headers:  # the form has sent itself: no other page
         with asked.transaction(read_only=True) as session:
-            action = OperatorActions(session).one(outcome.entry.id or 0) or outcome.entry
+            found = asked.queue.views.log_entry(session, outcome.entry.id or 0)
+        action = found or outcome.entry
         return entry(asked, action, is_working=True, left=outcome.left)
     if to is not None and not outcome.changed:
         raise Refused(f"nothing was changed: {outcome.left[0]}", 409)
@@ -137,12 +136,12 @@ def _filter(asked: Asked, line: str) -> Selection:
         raise Refused(str(error)) from error
     if jobs.ids is not None or jobs.is_everything:
         raise Refused("which jobs? give a filter with at least one condition")
-    asked.check_filter(jobs.which)
+    asked.check_filter(jobs)
     try:
         jobs.check_arguments(asked.queue.tasks)
     except OptionError as error:
         raise Refused(str(error), 403) from error
-    return asked.select(jobs.which)
+    return asked.scope(jobs)
 
 
 def _command(action: Action, line: str, spread: int) -> str:

@@ -4,14 +4,12 @@ import json
 
 from sqlalchemy.orm import Session
 
+from pgqueue import BatchState
 from pgqueue.dashboard.routing import Asked, Page, Refused, Route
-from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
+from pgqueue.operations import Selection
 from pgqueue.redaction import redacted_data
-from pgqueue.repository.batches import Batches, BatchState
-from pgqueue.repository.conditions import JobFilter
-from pgqueue.repository.listing import UNFINISHED
-from pgqueue.repository.pages import Pages
+from pgqueue.views.jobs import UNFINISHED
 
 NEWEST = 50
 FAILED = 25
@@ -19,9 +17,9 @@ FAILED = 25
 
 def batches(asked: Asked) -> Page:
     """The newest batches, as a worker has counted them last."""
-    found = None
+    found, views = None, asked.queue.views
     if not asked.access.is_limited:
-        found = asked.part("the batches", lambda session: Batches(session).newest(NEWEST))
+        found = asked.part("the batches", lambda session: views.batches(session, limit=NEWEST))
     return Page(
         "batches.html", title="Batches", command=f"pgqueue batches --limit {NEWEST}", batches=found
     )
@@ -31,13 +29,16 @@ def batch(asked: Asked, batch_id: int) -> Page:
     """One batch: its progress, its failed jobs, and the job that its end has enqueued."""
     if asked.access.is_limited:
         raise Refused(f"there is no batch {batch_id}, or you may not see all of its jobs", 404)
-    failed = JobFilter(frozenset({JobStatus.FAILED}), batch=batch_id)
+    failed = Selection(status=JobStatus.FAILED, batch=batch_id)
 
     def counted(session: Session) -> BatchState:
         return asked.queue.progress_of(session, batch_id)
 
     found = asked.part("the progress", counted)
-    page = asked.part("the failed jobs", lambda session: Pages(session).page(failed, limit=FAILED))
+    page = asked.part(
+        "the failed jobs",
+        lambda session: asked.queue.views.jobs(session, failed, limit=FAILED),
+    )
     meta = "" if found is None else json.dumps(redacted_data(dict(found.meta)))
     name = f" {found.name}" if found is not None and found.name else ""
     return Page(
@@ -49,7 +50,7 @@ def batch(asked: Asked, batch_id: int) -> Page:
         meta="" if meta == "{}" else meta,
         page=page,
         line=f"batch:{batch_id}",
-        unfinished=line_of(JobFilter(frozenset(UNFINISHED), batch=batch_id)),
+        unfinished=Selection(status=UNFINISHED, batch=batch_id).line,
     )
 
 

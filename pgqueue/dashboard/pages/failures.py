@@ -8,15 +8,13 @@ from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
 from pgqueue.errors import JobNotFound
-from pgqueue.filter_line import line_of
+from pgqueue.filter_line import LONGEST_MUTE
 from pgqueue.models import JobStatus
-from pgqueue.repository.conditions import JobFilter
-from pgqueue.repository.error_groups import LONGEST_MUTE, ErrorGroups
-from pgqueue.repository.failures import MOST_COUNTED, FailedGroup, FailedGroups
-from pgqueue.repository.listing import Listing
-from pgqueue.repository.pages import JobLine, Pages
-from pgqueue.repository.task_minutes import TaskMinutes
+from pgqueue.operations import Selection
 from pgqueue.tasks.showing import masked, without_values
+from pgqueue.views import Views
+from pgqueue.views.errors import MOST_COUNTED, FailedGroup
+from pgqueue.views.jobs import JobLine
 
 SPANS: Mapping[str, timedelta | None] = {
     "1h": timedelta(hours=1),
@@ -27,8 +25,6 @@ SPANS: Mapping[str, timedelta | None] = {
 DAY, HALF_HOUR = timedelta(hours=24), timedelta(minutes=30)
 MOST_GROUPS = 50
 ON_A_PAGE = 50
-"""Hours."""
-FAILED = frozenset([JobStatus.FAILED])
 
 
 ORDERS = ("newest", "jobs")
@@ -37,17 +33,15 @@ ORDERS = ("newest", "jobs")
 def failures(asked: Asked) -> Page:
     """The errors, those of one kind together, the newest first, or those of the most jobs."""
     span, order = asked.one_of("span", SPANS, "24h"), asked.one_of("order", ORDERS, "newest")
-    which, is_limited = asked.scope(JobFilter()), asked.access.is_limited
+    jobs, views, is_limited = asked.scope(Selection()), asked.queue.views, asked.access.is_limited
     groups = asked.part(
         "the list of errors",
-        lambda session: FailedGroups(session).newest(
-            which, limit=MOST_GROUPS, since=SPANS[span], is_limited=is_limited
-        ),
+        lambda session: views.failures(session, jobs, limit=MOST_GROUPS, since=SPANS[span]),
     )
     if groups and order == "jobs":
         groups = sorted(groups, key=lambda group: -group.jobs)
     trends = groups and asked.part(
-        "the trend of each error", lambda session: FailedGroups(session).trends(which, groups)
+        "the trend of each error", lambda session: views.trends(session, jobs, groups)
     )
     return Page(
         "failures.html",
@@ -67,16 +61,15 @@ def failures(asked: Asked) -> Page:
 def failure(asked: Asked, fingerprint: int) -> Page:
     """One kind of error: its newest traceback, its jobs, and the result of a job that was tried."""
     is_limited, task = asked.access.is_limited, asked.text("task")
-    group = FailedGroups(asked.session).one(
-        asked.scope(JobFilter()), fingerprint, task, is_limited=is_limited
-    )
+    views = asked.queue.views
+    group = views.failure(asked.session, asked.scope(Selection()), fingerprint, task)
     if group is None:
         raise Refused("there is no such error: its jobs have ended otherwise, or are deleted", 404)
-    which = asked.scope(JobFilter(FAILED, task=group.task, error=fingerprint))
+    jobs = asked.scope(_jobs_of(group))
     before = asked.whole("before")
     page = asked.part(
         "the list of jobs",
-        lambda session: Pages(session).page(which, limit=ON_A_PAGE, start=before),
+        lambda session: views.jobs(session, jobs, limit=ON_A_PAGE, start=before),
     )
     return Page(
         "failure.html",
@@ -92,14 +85,14 @@ def failure(asked: Asked, fingerprint: int) -> Page:
         traceback=_traceback(asked, group),
         chart=None
         if is_limited
-        else asked.part("the chart", lambda session: _chart(session, group.task)),
+        else asked.part("the chart", lambda session: _chart(views, session, group.task)),
     )
 
 
 def try_failure(asked: Asked, fingerprint: int) -> Done:
     """Requeue the newest job of a group, to see whether it succeeds now."""
     task = asked.posted("task")
-    job_id = asked.operator.try_one(asked.select(JobFilter(task=task, error=fingerprint)))
+    job_id = asked.operator.try_one(asked.scope(Selection(task=task, error=fingerprint)))
     if job_id is None:
         raise Refused("no job is failed with this error; nothing was changed", 409)
     to = asked.url("failure", fingerprint=fingerprint, task=task, tried=job_id)
@@ -118,9 +111,14 @@ def mute_failure(asked: Asked, fingerprint: int) -> Done:
     return Done(f"The error is {words}", to=asked.back())
 
 
+def _jobs_of(group: FailedGroup) -> Selection:
+    """The failed jobs of a group."""
+    return Selection(status=JobStatus.FAILED, task=group.task, error=group.fingerprint)
+
+
 def _line_of(group: FailedGroup) -> str:
-    """The filter line of the failed jobs of a group, for the address of an action."""
-    return line_of(JobFilter(FAILED, task=group.task, error=group.fingerprint))
+    """The filter line of these jobs, for the address of an action."""
+    return _jobs_of(group).line
 
 
 def _tried(asked: Asked) -> JobLine | None:
@@ -128,8 +126,8 @@ def _tried(asked: Asked) -> JobLine | None:
     job_id = asked.whole("tried")
     if job_id is None:
         return None
-    which = asked.scope(JobFilter(after=job_id - 1, before=job_id + 1))
-    return next(iter(Pages(asked.session).page(which, limit=1).jobs), None)
+    one = asked.scope(Selection(after=job_id - 1, before=job_id + 1))
+    return next(iter(asked.queue.views.jobs(asked.session, one, limit=1).jobs), None)
 
 
 def _traceback(asked: Asked, group: FailedGroup) -> str | None:
@@ -141,7 +139,7 @@ def _traceback(asked: Asked, group: FailedGroup) -> str | None:
     if job_id is None or not asked.may("view_results"):
         return None
     try:
-        job = asked.part("the traceback", lambda session: Listing(session).job(job_id))
+        job = asked.part("the traceback", lambda session: asked.queue.views.job(session, job_id))
     except JobNotFound:
         return None
     if job is None:
@@ -152,13 +150,13 @@ def _traceback(asked: Asked, group: FailedGroup) -> str | None:
     return next((one.traceback for one in of_group), None)
 
 
-def _chart(session: Session, task: str) -> dict[str, Any]:
+def _chart(views: Views, session: Session, task: str) -> dict[str, Any]:
     """The failed attempts of a task in the last day, with the deploys."""
-    points = TaskMinutes(session).series(DAY, HALF_HOUR, task)
+    points = views.attempts(session, DAY, HALF_HOUR, task)
     return {
         "times": [point.at for point in points],
         "series": [("failed", "failed", [point.failed + point.retried for point in points])],
-        "marks": [(one.first_at, one.version) for one in ErrorGroups(session).deploys(DAY)],
+        "marks": [(one.first_at, one.version) for one in views.deploys(session, DAY)],
     }
 
 

@@ -9,18 +9,16 @@ from werkzeug.routing import BuildError
 from pgqueue.dashboard.argument_forms import as_text, type_in_words
 from pgqueue.dashboard.rendering import span
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
-from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
+from pgqueue.operations import Selection
 from pgqueue.operations.actions import BUTTONS, DEAD, ON_JOBS, WAITING, Action
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.redaction import MASK, redacted
-from pgqueue.repository.conditions import JobFilter
-from pgqueue.repository.follow_ups import ON_FAILED
-from pgqueue.repository.listing import NOT_YOURS, UNFINISHED, JobDetails, Listing
-from pgqueue.repository.trail import schedule_of, stretches, trail
-from pgqueue.repository.why import Kind, Name, why
 from pgqueue.tasks import Task
 from pgqueue.tasks.showing import masked, secrets_of, without_keys, without_values
+from pgqueue.views.jobs import NOT_YOURS, UNFINISHED, JobDetails
+from pgqueue.views.trail import follow_up_of, schedule_of, stretches, trail
+from pgqueue.views.why import Kind, Name, why
 
 PAGES: dict[str, tuple[str, str | None]] = {
     Kind.JOB: ("job", "job_id"),
@@ -63,7 +61,7 @@ def known(asked: Asked, job_id: int) -> tuple[JobDetails, Task[..., Any] | None]
     Raises JobNotFound also for a job that the user may not see.
     """
     asked.check_jobs([job_id])
-    job = Listing(asked.session).job(job_id)
+    job = asked.queue.views.job(asked.session, job_id)
     return job, asked.queue.tasks.get(job.columns["task"])
 
 
@@ -114,7 +112,7 @@ def job(asked: Asked, job_id: int) -> Page:
         meta=None if row["meta"] is None else _cut(as_text(row["meta"])),
         pytest=_as_test(stored, task) if asked.may("view_arguments") else None,
         schedule=schedule_of(found),
-        follow_up=_follow_up(row["meta"]),
+        follow_up=follow_up_of(found),
         link=lambda kind, name: _href(asked, kind, name),
         may_edit=_may_edit(asked, found, task),
         may_copy=asked.may("enqueue") and _is_template(asked, found, task),
@@ -124,7 +122,7 @@ def job(asked: Asked, job_id: int) -> Page:
 
 def act_on_job(asked: Asked, job_id: int, action: str) -> Done:
     """Do an action to one job, with its row in the log, in the transaction of the request."""
-    jobs = asked.select(JobFilter(), [job_id])
+    jobs = asked.scope(Selection([job_id]))
     outcome = asked.operator_in_session.start(action, jobs).finish()
     if not outcome.changed:
         raise Refused(f"nothing was changed: job {outcome.left[0]}", 409)
@@ -180,7 +178,7 @@ def _href(asked: Asked, kind: str, name: object) -> str | None:
     if kind == Kind.JOB and asked.access.is_limited:
         return None  # it may be a job that the user does not see
     if kind == Kind.TASK and str(name) not in asked.queue.tasks:
-        return asked.url("jobs", q=line_of(JobFilter(task=str(name))))
+        return asked.url("jobs", q=Selection(task=str(name)).line)
     endpoint, parameter = PAGES[kind]
     try:
         return asked.url(endpoint, **({} if parameter is None else {parameter: name}))
@@ -211,13 +209,6 @@ def _is_requeued(job: JobDetails) -> bool:
     """Whether more attempts have ended than the job counts: a requeue counts from the beginning."""
     ended = sum(attempt.outcome in USED_UP for attempt in job.past_attempts)
     return bool(ended + (job.status is JobStatus.SUCCEEDED) > job.columns["attempts"])
-
-
-def _follow_up(meta: Any) -> str | None:
-    """The task that is enqueued if the job fails; None if there is none."""
-    about = meta.get(ON_FAILED) if isinstance(meta, dict) else None
-    task = about.get("task") if isinstance(about, dict) else None
-    return task if isinstance(task, str) else None
 
 
 def _values(task: Task[..., Any] | None, args: Any) -> list[Value]:

@@ -15,10 +15,9 @@ from pgqueue.operations import Selection
 from pgqueue.operations.actions import DEAD, WAITING
 from pgqueue.operations.engine import KEY_TAKEN, REFUSED, Result
 from pgqueue.redaction import redacted
-from pgqueue.repository.jobs import Jobs
-from pgqueue.repository.listing import NOT_YOURS, JobDetails
 from pgqueue.tasks import Task, editing
 from pgqueue.tasks.showing import masked, secrets_of
+from pgqueue.views.jobs import NOT_YOURS, JobDetails
 
 MISTAKES = (ArgumentsError, PayloadError, OptionError, DuplicateJob)
 """What the form shows, so that it can be corrected."""
@@ -48,9 +47,7 @@ def edit_job(asked: Asked, job_id: int) -> Page:
 
 def change_job(asked: Asked, job_id: int) -> Answer:
     """Change a job as the form says: only what differs from what the form has shown."""
-    Jobs(asked.session).lock(
-        job_id
-    )  # of two forms at once, the second sees what the first has done
+    asked.queue.lock_job(asked.session, job_id)  # of two forms, the second sees the first
     template, task = _template(asked, job_id)
     job = _job_of(template)
     if asked.posted("seen") != _seen(template):

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,16 +13,15 @@ from sqlalchemy.orm import Session
 from pgqueue.dashboard.rendering import number
 from pgqueue.dashboard.routing import Answer, Asked, Done, Download, Page, Refused, Route
 from pgqueue.errors import OptionError
-from pgqueue.filter_line import LONGEST, STATUSES, line_of, parse, word_of
+from pgqueue.filter_line import LONGEST, word_of
 from pgqueue.models import JobStatus
 from pgqueue.operations import Selection
 from pgqueue.operations.actions import DEAD, WAITING
+from pgqueue.operations.selection import WRITTEN, Kind
 from pgqueue.redaction import redacted
-from pgqueue.repository.conditions import WRITTEN, JobFilter, Kind
-from pgqueue.repository.listing import UNFINISHED, Listing
-from pgqueue.repository.pages import JobLine, JobPage, Pages, PageStart, page_start, words_of
-from pgqueue.repository.queue_minutes import LastCount, QueueMinutes
 from pgqueue.tasks.showing import shown_arguments
+from pgqueue.views.jobs import UNFINISHED, JobLine, JobPage, PageStart, page_start, words_of
+from pgqueue.views.queues import LastCount
 
 LIMIT = 25
 MOST_IN_FILE = 1000
@@ -83,29 +82,29 @@ def jobs(asked: Asked) -> Answer:
     """The jobs of a filter, the newest first or in the order in which they start."""
     line = asked.text("q", longest=LONGEST)
     try:
-        which = parse(_with_condition(asked, line))
+        chosen = Selection.from_line(_with_condition(asked, line))
     except OptionError as error:
-        return _page(asked, JobFilter(), line, error=str(error))
-    if isinstance(which, int):
-        return Done("", to=asked.url("job", job_id=which))
-    _check_arguments(asked, which)
-    return _page(asked, which, line_of(which))
+        return _page(asked, Selection(), line, error=str(error))
+    if chosen.ids is not None:
+        return Done("", to=asked.url("job", job_id=chosen.ids[0]))
+    _check_arguments(asked, chosen)
+    return _page(asked, chosen, chosen.line)
 
 
-def _page(asked: Asked, which: JobFilter, line: str, *, error: str = "") -> Page:
-    start = _start(asked)
+def _page(asked: Asked, chosen: Selection, line: str, *, error: str = "") -> Page:
+    start, which = _start(asked), chosen.which
     current = "" if error else "all"
     if which.statuses:
-        current = next((tab for tab in TABS if which == _in_tab(which, tab)), "")
+        current = next((tab for tab in TABS if chosen == chosen.in_state(tab)), "")
     found = counts = None
     if not error:
-        found = asked.part("the list", lambda session: _read(asked, session, which, start, LIMIT))
-    if not error and not line_of(_in_tab(which, None)):
+        found = asked.part("the list", lambda session: _read(asked, session, chosen, start, LIMIT))
+    if not error and not chosen.in_state(None).line:
         counts = asked.part("the numbers of jobs", lambda session: _count(asked, session))
     tabs = [
         {
             "label": tab.capitalize(),
-            "href": asked.url("jobs", q=line_of(_in_tab(which, tab)) or None),
+            "href": asked.url("jobs", q=chosen.in_state(tab).line or None),
             "current": tab == current,
             "count": None if counts is None else counts.jobs.get(tab),
         }
@@ -137,11 +136,11 @@ def _page(asked: Asked, which: JobFilter, line: str, *, error: str = "") -> Page
 
 def jobs_csv(asked: Asked) -> Download:
     """The first jobs of a filter as CSV."""
-    which = parse(asked.text("q", longest=LONGEST))
-    if isinstance(which, int):
+    chosen = Selection.from_line(asked.text("q", longest=LONGEST))
+    if chosen.ids is not None:
         raise Refused("a list of jobs is asked for by a filter, not by an id")
-    _check_arguments(asked, which)
-    found = _read(asked, asked.session, which, _start(asked), MOST_IN_FILE)
+    _check_arguments(asked, chosen)
+    found = _read(asked, asked.session, chosen, _start(asked), MOST_IN_FILE)
     return Download("jobs.csv", [_csv(found.rows)])
 
 
@@ -180,11 +179,11 @@ def _with_condition(asked: Asked, line: str) -> str:
     )
 
 
-def _check_arguments(asked: Asked, which: JobFilter) -> None:
+def _check_arguments(asked: Asked, chosen: Selection) -> None:
     """Refuse to search for what the user may not see."""
-    asked.check_filter(which)
+    asked.check_filter(chosen)
     try:
-        Selection.of(which).check_arguments(asked.queue.tasks, for_log=False)
+        chosen.check_arguments(asked.queue.tasks, for_log=False)
     except OptionError as error:
         raise Refused(str(error), 403) from error
 
@@ -198,15 +197,16 @@ def _start(asked: Asked) -> PageStart | None:
 
 
 def _read(
-    asked: Asked, session: Session, which: JobFilter, start: PageStart | None, limit: int
+    asked: Asked, session: Session, chosen: Selection, start: PageStart | None, limit: int
 ) -> Rows:
-    page = Pages(session).page(asked.scope(which), limit=limit, start=start)
+    views = asked.queue.views
+    page = views.jobs(session, asked.scope(chosen), limit=limit, start=start)
     tasks, lines = asked.queue.tasks, page.jobs
-    if which.args:  # of an unknown task, all arguments are hidden
+    if chosen.which.args:  # of an unknown task, all arguments are hidden
         lines = [line for line in lines if line.task in tasks]
-    ids, listing = [line.id for line in lines], Listing(session)
-    args = listing.arguments(ids) if asked.may("view_arguments") else {}
-    holders = listing.holders(ids)
+    ids = [line.id for line in lines]
+    args = views.arguments(session, ids) if asked.may("view_arguments") else {}
+    holders = views.holders(session, ids)
     rows = [
         Row(
             line,
@@ -239,20 +239,13 @@ def _in_one_line(args: Any) -> str:
     )
 
 
-def _in_tab(which: JobFilter, tab: str | None) -> JobFilter:
-    """The filter with the status of a tab."""
-    everything: dict[str, Any] = {"statuses": frozenset(), "are_due": None, "are_retried": None}
-    return replace(which, **{**everything, **STATUSES.get(tab or "", {})})
-
-
 def _count(asked: Asked, session: Session) -> Counts:
     """What an index counts, up to a number; and of queues, what a worker has counted last."""
     found = {}
     for tab in ("running", "failed", "cancelled"):
-        which = asked.scope(JobFilter(**STATUSES[tab]))
-        jobs = Listing(session).count(which, limit=MOST_COUNTED + 1)
+        jobs = asked.scope(Selection().in_state(tab)).count(session, limit=MOST_COUNTED + 1)
         found[tab] = f"{number(MOST_COUNTED)}+" if jobs > MOST_COUNTED else number(jobs)
-    latest = None if asked.access.tags is not None else QueueMinutes(session).latest()
+    latest = None if asked.access.tags is not None else asked.queue.views.last_count(session)
     if latest is not None:
         seen = asked.access.queues
         queues = [count for name, count in latest.queues.items() if seen is None or name in seen]

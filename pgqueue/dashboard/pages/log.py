@@ -8,15 +8,13 @@ from typing import Any
 from pgqueue.dashboard.rendering import clock_time, number, span, visible
 from pgqueue.dashboard.routing import Asked, Page, Refused, Route
 from pgqueue.errors import OptionError
-from pgqueue.filter_line import STATUSES, line_of
+from pgqueue.filter_line import line_of
+from pgqueue.models import JobStatus
 from pgqueue.operations import Selection
 from pgqueue.operations.acting import is_resumable
 from pgqueue.operations.actions import ACTIONS, BUTTONS, ON_JOBS
 from pgqueue.operations.engine import Result
-from pgqueue.operations.log_words import error_of, target_in_words
-from pgqueue.repository.conditions import JobFilter
-from pgqueue.repository.error_groups import ErrorGroups
-from pgqueue.repository.operator_actions import LogEntry, OperatorActions
+from pgqueue.views.log import LogEntry, error_of, target_in_words
 
 LONGEST_SPREAD = 1e9
 """Seconds; a hand has written a longer one."""
@@ -32,7 +30,8 @@ def log(asked: Asked) -> Page:
     unfinished = asked.one_of("unfinished", ("yes", "no"), "no") == "yes"
     found = asked.part(
         "the log",
-        lambda session: OperatorActions(session).newest(
+        lambda session: asked.queue.views.log(
+            session,
             limit=ON_A_PAGE + 1,
             actor=actor or None,
             action=action or None,
@@ -65,7 +64,7 @@ def log(asked: Asked) -> Page:
 
 def log_entry(asked: Asked, action_id: int) -> Page:
     """One action."""
-    action = OperatorActions(asked.session).one(action_id)
+    action = asked.queue.views.log_entry(asked.session, action_id)
     if action is None or (asked.access.is_limited and action.actor != asked.access.user):
         raise Refused(f"there is no action {action_id}; actions are kept for 90 days", 404)
     return entry(asked, action)
@@ -134,8 +133,8 @@ def _waiting(action: LogEntry) -> str:
         which = Selection.from_target(action.target).which
     except OptionError:  # code of another version has written it
         return ""
-    waits = JobFilter(**STATUSES["pending"], task=which.task, queue=which.queue)
-    return line_of(waits) if which.task or which.queue else ""
+    waits = Selection(status=JobStatus.PENDING, task=which.task, queue=which.queue)
+    return waits.line if which.task or which.queue else ""
 
 
 def options_in_words(action: LogEntry) -> str:
@@ -158,7 +157,7 @@ def errors_of(asked: Asked, fingerprints: Iterable[int | None]) -> Mapping[Any, 
     wanted = {one for one in fingerprints if one is not None}
     if not wanted or asked.access.is_limited:
         return {}
-    found = asked.part("the errors", lambda session: ErrorGroups(session).types(wanted))
+    found = asked.part("the errors", lambda session: asked.queue.views.error_types(session, wanted))
     return found or {}
 
 

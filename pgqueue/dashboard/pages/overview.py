@@ -5,21 +5,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from pgqueue.dashboard.pages.queues import QueueRow, QueueRows, read_queues
-from pgqueue.dashboard.pages.tasks import HOUR, SPANS, read_tasks
+from pgqueue.dashboard.pages.queues import read_queues
+from pgqueue.dashboard.pages.tasks import HOUR, SPANS
 from pgqueue.dashboard.routing import Asked, Page, Route
-from pgqueue.filter_line import line_of
-from pgqueue.findings import Level, at_a_glance
-from pgqueue.models import PausedTask, Schedule
-from pgqueue.repository.conditions import JobFilter
-from pgqueue.repository.error_groups import Deployed, ErrorGroups
-from pgqueue.repository.failures import MOST_COUNTED, FailedGroups
-from pgqueue.repository.queue_minutes import DepthPoint, QueueMinutes
-from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes
-from pgqueue.repository.workers import WorkerState
+from pgqueue.operations import Selection
+from pgqueue.views import QueueView, QueueViews
+from pgqueue.views.errors import MOST_COUNTED, Deployed
+from pgqueue.views.findings import Level, at_a_glance
+from pgqueue.views.queues import DepthPoint, WorkerState
+from pgqueue.views.tasks import AttemptPoint
 
 LATELY = HOUR
 """How new the last error of a group is that needs somebody."""
@@ -53,7 +49,7 @@ class Need:
     right: str = ""
 
 
-def needs(asked: Asked, rows: QueueRows | None, session: Session) -> list[Need]:
+def needs(asked: Asked, rows: QueueViews | None, session: Session) -> list[Need]:
     """What needs somebody; of a user who sees some queues, only what is in them."""
     found = list(_failures(asked, session))
     if rows is None:
@@ -61,14 +57,14 @@ def needs(asked: Asked, rows: QueueRows | None, session: Session) -> list[Need]:
     found += _pauses(rows.queues)
     if asked.access.is_limited:
         return found
-    found += _paused_tasks(session)
-    found += _paused_schedules(session)
+    found += _paused_tasks(asked, session)
+    found += _paused_schedules(asked, session)
     glance = at_a_glance(
         asked.queue, session, count=rows.counted, first=rows.first_due, workers=rows.workers
     )
     for finding in glance:
         endpoint, label = PAGE_OF.get(finding.subject, ("", ""))
-        values = {"q": line_of(JobFilter(task=finding.task))} if finding.task else {}
+        values = {"q": Selection(task=finding.task).line} if finding.task else {}
         status = "failed" if finding.level is Level.WRONG else "pending"
         need = Need(status, finding.subject, finding.detail, endpoint, label, values)
         # That no worker lives stands first: it is why most of the others wait.
@@ -79,9 +75,8 @@ def needs(asked: Asked, rows: QueueRows | None, session: Session) -> list[Need]:
 def _failures(asked: Asked, session: Session) -> Iterator[Need]:
     """The errors with the most failed jobs, of the newest ones that are not muted."""
     is_limited = asked.access.is_limited
-    groups = FailedGroups(session).newest(
-        asked.scope(JobFilter()), limit=NEWEST, since=LATELY, is_limited=is_limited
-    )
+    seen = asked.scope(Selection())
+    groups = asked.queue.views.failures(session, seen, limit=NEWEST, since=LATELY)
     shown = [
         group
         for group in groups
@@ -99,7 +94,7 @@ def _failures(asked: Asked, session: Session) -> Iterator[Need]:
         yield Need("failed", f"{more}{jobs} of {group.task}", words, "failure", "Look", place)
 
 
-def _pauses(queues: Sequence[QueueRow]) -> Iterator[Need]:
+def _pauses(queues: Sequence[QueueView]) -> Iterator[Need]:
     for row in queues:
         if row.paused_at is not None and row.count.backlog:
             jobs = "1 job waits" if row.count.backlog == 1 else f"{row.count.backlog:,} jobs wait"
@@ -109,28 +104,27 @@ def _pauses(queues: Sequence[QueueRow]) -> Iterator[Need]:
             yield Need("blocked", what, words, "resume_queue", "Resume", fields, "pause")
 
 
-def _paused_tasks(session: Session) -> Iterator[Need]:
-    rows = session.scalars(select(PausedTask).order_by(PausedTask.task).limit(MOST_PAUSED + 1))
-    for number, row in enumerate(rows):
+def _paused_tasks(asked: Asked, session: Session) -> Iterator[Need]:
+    rows = asked.queue.views.paused_tasks(session, limit=MOST_PAUSED + 1)
+    for number, (task, paused_at) in enumerate(rows):
         if number == MOST_PAUSED:
             yield Need("blocked", "more tasks", "are paused, too", "tasks", "Tasks")
             return
-        words = f"is paused since {row.paused_at:%d %b %H:%M} UTC"
-        fields = {"task": row.task}
-        yield Need("blocked", f"task {row.task}", words, "resume_task", "Resume", fields, "pause")
+        words = f"is paused since {paused_at:%d %b %H:%M} UTC"
+        fields = {"task": task}
+        yield Need("blocked", f"task {task}", words, "resume_task", "Resume", fields, "pause")
 
 
-def _paused_schedules(session: Session) -> Iterator[Need]:
+def _paused_schedules(asked: Asked, session: Session) -> Iterator[Need]:
     """No job that waits shows that a schedule is paused, which a worker does too."""
-    paused = select(Schedule.name, Schedule.paused_at).where(Schedule.paused_at.is_not(None))
-    rows = session.execute(paused.order_by(Schedule.name).limit(MOST_PAUSED + 1))
-    for number, row in enumerate(rows):
+    rows = asked.queue.views.paused_schedules(session, limit=MOST_PAUSED + 1)
+    for number, (name, paused_at) in enumerate(rows):
         if number == MOST_PAUSED:
             yield Need("blocked", "more schedules", "are paused, too", "schedules", "Schedules")
             return
-        words = f"is paused since {row.paused_at:%d %b %H:%M} UTC, and enqueues no job"
-        fields = {"schedule": row.name}
-        what = f"schedule {row.name}"
+        words = f"is paused since {paused_at:%d %b %H:%M} UTC, and enqueues no job"
+        fields = {"schedule": name}
+        what = f"schedule {name}"
         yield Need("blocked", what, words, "resume_schedule", "Resume", fields, "schedules")
 
 
@@ -160,15 +154,15 @@ class Figures:
 
 def _figures(asked: Asked, span: str, session: Session) -> Figures:
     within, size = SPANS[span]
-    minutes = TaskMinutes(session)
-    depths = QueueMinutes(session).series(within, size, asked.access.queues)
+    views = asked.queue.views
+    depths = views.depths(session, within, size, asked.access.queues)
     if asked.access.is_limited:
         return Figures((), (), depths, 0, 0, 0)
-    by_minute = minutes.series(2 * HOUR, HOUR / 60)
+    by_minute = views.attempts(session, 2 * HOUR, HOUR / 60)
     before, last = by_minute[:-60], by_minute[-60:]
     return Figures(
-        last if within == HOUR else minutes.series(within, size),
-        ErrorGroups(session).deploys(within),
+        last if within == HOUR else views.attempts(session, within, size),
+        views.deploys(session, within),
         depths,
         sum(point.succeeded for point in last),
         sum(point.succeeded for point in before),
@@ -193,7 +187,7 @@ def overview(asked: Asked) -> Page:
     else:
         figures = None
     if not asked.access.is_limited:
-        tasks = asked.part("the tasks", partial(read_tasks, asked, HOUR))
+        tasks = asked.part("the tasks", lambda session: asked.queue.views.tasks(session, HOUR))
         slots = None if rows is None else _slots(rows.workers)
     ages = [row.oldest_due for row in rows.queues if row.oldest_due] if rows else []
     return Page(

@@ -2,21 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from shlex import quote
 from typing import NamedTuple
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
-from pgqueue.filter_line import line_of
-from pgqueue.models import PausedTask
-from pgqueue.repository.conditions import JobFilter
-from pgqueue.repository.error_groups import Deployed, ErrorGroups, Failures
-from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes, TaskStatistics
+from pgqueue.operations import Selection
 from pgqueue.rules.histogram import least
+from pgqueue.views.errors import Deployed, Failures
+from pgqueue.views.tasks import AttemptPoint, TaskStatistics, TaskView
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 SPANS = {
@@ -29,39 +26,14 @@ MOST_TASKS = 500
 FOR_ALL = "tasks run in all queues, and you may see only some of the jobs"
 
 
-class TaskRow(NamedTuple):
-    """A task, as the page shows it."""
-
-    name: str
-    ended: TaskStatistics | None
-    """None if no attempt has ended in the time."""
-    share: float
-    """Of the time that all tasks have used, as a part of 1."""
-    paused_at: datetime | None
-    is_known: bool
-    """Whether this application has the task."""
-
-
-def read_tasks(asked: Asked, span: timedelta, session: Session) -> list[TaskRow]:
-    """The tasks that ran, that this application has, or that are paused; the busiest first."""
-    ended = {one.task: one for one in TaskMinutes(session).since(span)}
-    paused = {row.task: row.paused_at for row in session.scalars(select(PausedTask))}
-    used = {name: one.time_used.total_seconds() for name, one in ended.items()}
-    whole = sum(used.values()) or 1.0
-    known = asked.queue.tasks
-    rows = [
-        TaskRow(name, ended.get(name), used.get(name, 0.0) / whole, paused.get(name), name in known)
-        for name in {*ended, *paused, *known}
-    ]
-    return sorted(rows, key=lambda row: (-row.share, row.ended is None, row.name))
-
-
 def tasks(asked: Asked) -> Page:
     """All tasks, with the attempts that have ended within a time."""
     span = asked.one_of("span", SPANS, "hour")
     rows = None
     if not asked.access.is_limited:
-        rows = asked.part("the tasks", partial(read_tasks, asked, SPANS[span][0]))
+        rows = asked.part(
+            "the tasks", lambda session: asked.queue.views.tasks(session, SPANS[span][0])
+        )
     since = {"hour": "1h", "day": "1d", "week": "7d"}[span]
     command = f"pgqueue stats --since {since}"
     return Page(
@@ -88,7 +60,7 @@ class Bar(NamedTuple):
 class OneTask:
     """What the page of one task shows."""
 
-    row: TaskRow | None
+    row: TaskView | None
     bars: Sequence[Bar]
     points: Sequence[AttemptPoint]
     deploys: Sequence[Deployed]
@@ -97,19 +69,14 @@ class OneTask:
 
 def _read_task(asked: Asked, name: str, span: str, session: Session) -> OneTask:
     within, size = SPANS[span]
-    minutes, groups = TaskMinutes(session), ErrorGroups(session)
-    ended = next(iter(minutes.since(within, name)), None)
-    paused = session.get(PausedTask, name)
-    is_known = name in asked.queue.tasks
-    row = None
-    if ended or paused or is_known:
-        row = TaskRow(name, ended, 0.0, paused.paused_at if paused else None, is_known)
+    views = asked.queue.views
+    row = next(iter(views.tasks(session, within, name)), None)
     return OneTask(
         row,
-        bars_of(ended),
-        minutes.series(within, size, name),
-        groups.deploys(within),
-        groups.newest(limit=10, task=name, since=within),
+        bars_of(row.ended if row else None),
+        views.attempts(session, within, size, name),
+        views.deploys(session, within),
+        views.errors(session, limit=10, task=name, since=within),
     )
 
 
@@ -140,7 +107,7 @@ def task(asked: Asked, name: str) -> Page:
         command=command,
         one=one,
         name=name,
-        line=line_of(JobFilter(task=name)),
+        line=Selection(task=name).line,
         span=span,
         spans=SPANS,
     )

@@ -9,8 +9,8 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
-from pgqueue.repository.workers import HeldJob, WorkerState
 from pgqueue.rules.served_queues import serves
+from pgqueue.views.queues import HeldJob, WorkerState
 
 FRESH = 3.0
 """Seconds within which a worker beats several times."""
@@ -54,7 +54,7 @@ class WorkerRow:
 def read_workers(asked: Asked, session: Session) -> list[WorkerRow]:
     """The workers that serve, or run a job of, one of the queues that the user may see."""
     found = []
-    for state in asked.queue.workers(session):
+    for state in asked.queue.views.workers(session):
         jobs = [job for job in state.jobs if _may_see(asked, job)]
         queues = asked.access.queues
         if queues is None or jobs or any(serves(state.queues, name) for name in queues):

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from pgqueue.models import JobStatus
+from pgqueue.repository.follow_ups import ON_FAILED
 from pgqueue.repository.listing import JobDetails
 
 SCHEDULE = "schedule"
@@ -59,6 +60,14 @@ def schedule_of(job: JobDetails) -> str | None:
     about = meta.get(SCHEDULE) if isinstance(meta, dict) else None
     name = about.get("name") if isinstance(about, dict) else None
     return name if isinstance(name, str) else None
+
+
+def follow_up_of(job: JobDetails) -> str | None:
+    """The task that is enqueued if the job fails; None if there is none."""
+    meta = job.columns["meta"]
+    about = meta.get(ON_FAILED) if isinstance(meta, dict) else None
+    task = about.get("task") if isinstance(about, dict) else None
+    return task if isinstance(task, str) else None
 
 
 def trail(job: JobDetails) -> list[Event]:

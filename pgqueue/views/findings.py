@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 
 from pgqueue.database.settings import LIMITS as RAISED
 from pgqueue.errors import OptionError
-from pgqueue.job_queue import PgQueue
 from pgqueue.models import SCHEMA
 from pgqueue.nodes import Node
+from pgqueue.operations import Operations
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.batches import Batches, Candidate
 from pgqueue.repository.claim import queues_with_messages
@@ -91,7 +91,7 @@ class Finding:
     """The task whose jobs it is about, if it is about one."""
 
 
-def of_jobs(queue: PgQueue, session: Session) -> Iterator[Finding]:
+def of_jobs(queue: Operations, session: Session) -> Iterator[Finding]:
     """Jobs that do not run, and why.  Reads all jobs.  Without an app, its tasks are unknown."""
     health = Health(session)
     if queue.tasks:
@@ -128,7 +128,7 @@ def of_jobs(queue: PgQueue, session: Session) -> Iterator[Finding]:
     yield from of_records(queue, session)
 
 
-def of_records(queue: PgQueue, session: Session) -> Iterator[Finding]:
+def of_records(queue: Operations, session: Session) -> Iterator[Finding]:
     """What small tables tell about jobs that do not run."""
     yield from _warnings(
         "unreadable jobs",
@@ -152,7 +152,7 @@ def of_records(queue: PgQueue, session: Session) -> Iterator[Finding]:
 
 
 def at_a_glance(
-    queue: PgQueue,
+    queue: Operations,
     session: Session,
     *,
     count: LastCount | None,
@@ -185,7 +185,7 @@ def _is_served(queue: str, workers: Sequence[WorkerState]) -> bool:
     return any(serves(worker.queues, queue) for worker in workers)
 
 
-def skipped_jobs(queue: PgQueue, session: Session) -> list[admission.Waiting]:
+def skipped_jobs(queue: Operations, session: Session) -> list[admission.Waiting]:
     """The jobs that workers skip: they are due, and their limits have room.
 
     Workers fill a place that becomes free within a second, so a job counts if it is found twice.
@@ -295,7 +295,7 @@ def words_for_unreadable(found: Unreadable) -> str:
     )
 
 
-def words_for_overdue(queue: PgQueue, state: ScheduleState) -> str | None:
+def words_for_overdue(queue: Operations, state: ScheduleState) -> str | None:
     """Say why a tick that is more than a minute late has not been fired; None if none is late."""
     is_late = state.next_at is not None and state.read_at - state.next_at > LATE
     if state.paused_at is not None or not is_late:
@@ -356,7 +356,7 @@ def of_settings(health: Health) -> Iterator[Finding]:
         )
 
 
-def of_server(queue: PgQueue, health: Health) -> Iterator[Finding]:
+def of_server(queue: Operations, health: Health) -> Iterator[Finding]:
     yield from of_transactions(health)
     yield from _server_limits(queue.tasks.values(), health)
     yield from of_notifications(health.notification_queue_usage())

@@ -3,7 +3,7 @@
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import FINGERPRINT, LAST_ID, read_fingerprint
 from pgqueue.operations.selection import Selection
-from pgqueue.repository.operator_actions import LogEntry
+from pgqueue.repository.operator_actions import LogEntry as LogEntry
 from pgqueue.rules.limits import without_values
 
 

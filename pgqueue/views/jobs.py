@@ -1,0 +1,23 @@
+"""Pages of jobs, and one job: what the commands and the dashboard name of them."""
+
+from pgqueue.repository.listing import (
+    NOT_YOURS,
+    UNFINISHED,
+    JobDetails,
+    LimitUse,
+    PastAttempt,
+)
+from pgqueue.repository.pages import JobLine, JobPage, PageStart, page_start, words_of
+
+__all__ = [
+    "NOT_YOURS",
+    "UNFINISHED",
+    "JobDetails",
+    "JobLine",
+    "JobPage",
+    "LimitUse",
+    "PageStart",
+    "PastAttempt",
+    "page_start",
+    "words_of",
+]

@@ -1,0 +1,259 @@
+"""``Views``: what an application, a command or a page reads."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from pgqueue.database.callers import AnySession, executor
+from pgqueue.models import JobStatus, PausedTask, Schedule
+from pgqueue.operations import Operations, Selection
+from pgqueue.repository.batches import Batches, BatchState
+from pgqueue.repository.error_groups import Deployed, ErrorGroups, Failures
+from pgqueue.repository.failures import FailedGroup, FailedGroups
+from pgqueue.repository.health import Health
+from pgqueue.repository.listing import JobDetails, Listing
+from pgqueue.repository.operator_actions import LogEntry, OperatorActions
+from pgqueue.repository.pages import JobPage, Pages, PageStart
+from pgqueue.repository.prune import DueJobs, Pruning
+from pgqueue.repository.queue_minutes import DepthPoint, LastCount, QueueMinutes
+from pgqueue.repository.schedules import ScheduleRows
+from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes, TaskStatistics
+from pgqueue.repository.workers import WorkerState
+from pgqueue.views.limits import LimitView, read_limits
+from pgqueue.views.queues import QueueViews, read_queues
+from pgqueue.views.schedules import ScheduleView
+from pgqueue.views.tasks import TaskView, read_tasks
+
+EVERY_JOB = Selection()
+
+
+class Views:
+    """Reads jobs, queues, limits, schedules, workers and statistics; changes nothing.
+
+    :attr:`PgQueue.views` is one.  Each method reads in the caller's Session or Connection.
+    Arguments, results and errors are returned as they are stored: what is secret of them, the
+    caller must hide.
+
+    Example::
+
+        with queue.session() as session:
+            for one in queue.views.queues(session).queues:
+                print(one.name, one.count.due, one.empty_in)
+    """
+
+    def __init__(self, queue: Operations) -> None:
+        self._queue = queue
+
+    # Jobs
+
+    def jobs(
+        self,
+        session: AnySession,
+        jobs: Selection = EVERY_JOB,
+        *,
+        limit: int = 20,
+        start: PageStart | None = None,
+        patience: timedelta | None = None,
+    ) -> JobPage:
+        """Return a page of jobs: the newest first, pending ones in the order of their starts.
+
+        Args:
+            session: Where to read.
+            jobs: Which jobs.
+            limit: How many.
+            start: ``next_start`` of the page before, or an id; None for the first page.
+            patience: How long is searched, where no index finds the jobs; the page says how far
+                the search has come.
+        """
+        pages = Pages(executor(session), patience=patience)
+        return pages.page(jobs.which, limit=limit, start=start)
+
+    def job(self, session: AnySession, job_id: int) -> JobDetails:
+        """Return everything about a job; raises JobNotFound."""
+        return Listing(executor(session)).job(job_id)
+
+    def status(self, session: AnySession, job_id: int) -> JobStatus | None:
+        """Return the status of a job; None if there is none with this id."""
+        return Listing(executor(session)).status(job_id)
+
+    def arguments(self, session: AnySession, job_ids: Iterable[int]) -> dict[int, Any]:
+        """Return the arguments of some jobs; none if the role may not read them."""
+        return Listing(executor(session)).arguments(job_ids)
+
+    def holders(self, session: AnySession, job_ids: Iterable[int]) -> dict[int, str]:
+        """Return the workers that have claimed some jobs, as ``host:pid``."""
+        return Listing(executor(session)).holders(job_ids)
+
+    # Queues, limits, tasks
+
+    def queues(self, session: AnySession, names: Collection[str] | None = None) -> QueueViews:
+        """Return the queues, with the last counts of a worker; counts no jobs.
+
+        Args:
+            session: Where to read.
+            names: Only these queues.
+        """
+        return read_queues(self._queue, executor(session), names)
+
+    def counted_queues(self, session: AnySession, *, succeeded: bool = True) -> QueueViews:
+        """Return the queues with their jobs counted now.
+
+        Args:
+            session: Where to read.
+            succeeded: Whether the succeeded jobs are counted too, which reads all jobs.
+        """
+        found = read_queues(self._queue, executor(session), None)
+        return found.counted_now(executor(session), succeeded=succeeded)
+
+    def last_count(self, session: AnySession) -> LastCount | None:
+        """Return the last count of a worker; None if there is none."""
+        return QueueMinutes(executor(session)).latest()
+
+    def depths(
+        self,
+        session: AnySession,
+        since: timedelta,
+        size: timedelta,
+        names: Collection[str] | None = None,
+    ) -> list[DepthPoint]:
+        """Return how many jobs waited, by times of ``size``; of some queues, or of all."""
+        return QueueMinutes(executor(session)).series(since, size, names)
+
+    def limits(self, session: AnySession) -> list[LimitView]:
+        """Return the limits with the jobs that hold places; counts waiting jobs up to a bound."""
+        return read_limits(self._queue, executor(session))
+
+    def tasks(
+        self, session: AnySession, since: timedelta, name: str | None = None
+    ) -> list[TaskView]:
+        """Return the tasks that ran, are paused, or are of the application; the busiest first."""
+        return read_tasks(self._queue, executor(session), since, name)
+
+    def paused_tasks(self, session: AnySession, *, limit: int) -> Sequence[tuple[str, datetime]]:
+        """Return the paused tasks, each with the time of its pause."""
+        found = select(PausedTask.task, PausedTask.paused_at).order_by(PausedTask.task)
+        return _pairs(executor(session), found.limit(limit))
+
+    def statistics(
+        self, session: AnySession, since: timedelta, task: str | None = None
+    ) -> list[TaskStatistics]:
+        """Return how the attempts of tasks have ended, and how long they waited and ran."""
+        return TaskMinutes(executor(session)).since(since, task)
+
+    def attempts(
+        self, session: AnySession, since: timedelta, size: timedelta, task: str | None = None
+    ) -> list[AttemptPoint]:
+        """Return how many attempts have ended, by times of ``size``."""
+        return TaskMinutes(executor(session)).series(since, size, task)
+
+    # Schedules, batches, workers
+
+    def schedules(
+        self, session: AnySession, *, runs: int = 3, results: bool = True
+    ) -> list[ScheduleView]:
+        """Return the schedules with their next runs, and the results of their last jobs."""
+        connection = executor(session)
+        ended = ScheduleRows(connection).results() if results else {}
+        return [
+            ScheduleView.of(state, runs, ended.get(state.name, [])[::-1])
+            for state in self._queue.schedules.list(connection)
+        ]
+
+    def paused_schedules(
+        self, session: AnySession, *, limit: int
+    ) -> Sequence[tuple[str, datetime]]:
+        """Return the paused schedules, each with the time of its pause."""
+        found = select(Schedule.name, Schedule.paused_at).where(Schedule.paused_at.is_not(None))
+        return _pairs(executor(session), found.order_by(Schedule.name).limit(limit))
+
+    def batches(self, session: AnySession, *, limit: int) -> list[BatchState]:
+        """Return the newest batches, as a worker has counted them last."""
+        return Batches(executor(session)).newest(limit)
+
+    def prunable(self, session: AnySession) -> list[DueJobs]:
+        """Return how many ended jobs the workers of the application will delete, by task."""
+        pruning = Pruning(executor(session))
+        return pruning.due(self._queue.retention, pruning.references())
+
+    def workers(self, session: AnySession) -> list[WorkerState]:
+        """Return the live workers, each with the jobs that it holds."""
+        return self._queue.workers(session)
+
+    # Errors
+
+    def errors(
+        self,
+        session: AnySession,
+        *,
+        limit: int = 20,
+        task: str | None = None,
+        since: timedelta | None = None,
+    ) -> list[Failures]:
+        """Return the errors of jobs, those of one kind together, the newest first."""
+        return ErrorGroups(executor(session)).newest(limit=limit, task=task, since=since)
+
+    def error_types(self, session: AnySession, fingerprints: Iterable[int]) -> dict[int, str]:
+        """Return the types of errors by their fingerprints."""
+        return ErrorGroups(executor(session)).types(fingerprints)
+
+    def failures(
+        self,
+        session: AnySession,
+        jobs: Selection = EVERY_JOB,
+        *,
+        limit: int = 50,
+        since: timedelta | None = None,
+    ) -> list[FailedGroup]:
+        """Return the errors of the failed jobs of a selection, the newest first."""
+        return FailedGroups(executor(session)).newest(
+            jobs.which, limit=limit, since=since, is_limited=jobs.is_scoped
+        )
+
+    def failure(
+        self, session: AnySession, jobs: Selection, fingerprint: int, task: str
+    ) -> FailedGroup | None:
+        """Return one kind of error; None if the selection has none."""
+        return FailedGroups(executor(session)).one(
+            jobs.which, fingerprint, task, is_limited=jobs.is_scoped
+        )
+
+    def trends(
+        self, session: AnySession, jobs: Selection, groups: Sequence[FailedGroup]
+    ) -> Mapping[Any, Any]:
+        """Return how many jobs have failed with each of some errors, by hours."""
+        return FailedGroups(executor(session)).trends(jobs.which, groups)
+
+    def number_of_errors(self, session: AnySession) -> int:
+        """Return how many kinds of errors failed jobs have, up to a bound."""
+        return FailedGroups(executor(session)).number()
+
+    def deploys(self, session: AnySession, since: timedelta) -> list[Deployed]:
+        """Return the versions of the application that workers have started lately."""
+        return ErrorGroups(executor(session)).deploys(since)
+
+    # Operators, and the server
+
+    def log(self, session: AnySession, *, limit: int = 20, **words: Any) -> list[LogEntry]:
+        """Return the newest actions of operators.
+
+        Args:
+            session: Where to read.
+            limit: How many.
+            words: Only those of an ``actor``, of an ``action``, ``before`` an id, or
+                ``unfinished`` ones.
+        """
+        return OperatorActions(executor(session)).newest(limit=limit, **words)
+
+    def log_entry(self, session: AnySession, action_id: int) -> LogEntry | None:
+        """Return one action of an operator; None if there is none with this id."""
+        return OperatorActions(executor(session)).one(action_id)
+
+    def health(self, session: AnySession) -> Health:
+        """Return what reads numbers and settings of the tables and the server."""
+        return Health(executor(session))
+
+
+def _pairs(connection: Connection, found: Any) -> Sequence[tuple[str, datetime]]:
+    return [(row[0], row[1]) for row in connection.execute(found)]
