@@ -39,7 +39,7 @@ from pgqueue.events import AttemptEnded, AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DeadLetter, Job, JobAttempt, JobStatus, Lease, MessageQueue
 from pgqueue.nodes import Node
-from pgqueue.operations import Operator, Outcome, Selection
+from pgqueue.operations import AsyncOperator, Operator, Outcome, Result, Selection
 from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze
 from pgqueue.redaction import Secret
 from pgqueue.repository.batches import BatchState
@@ -89,7 +89,9 @@ __all__ = [
     # what operators do
     "Selection",
     "Operator",
+    "AsyncOperator",
     "Outcome",
+    "Result",
     # results of operators' calls
     "Change",
     "HeldJob",

@@ -506,6 +506,7 @@ def create_operator_actions() -> None:
         column("after", JSONB, null=True),
         number("last_id", sa.BigInteger, null=True),
         number("cursor", sa.BigInteger, null=True),
+        column("left_ids", ARRAY(sa.BigInteger), default=EMPTY),
         time("finished_at"),
         key("operator_actions", "id"),
         check("operator_actions_times", in_range("at", "finished_at")),

@@ -16,17 +16,7 @@ from pgqueue.cli.lists import batches, failures, health, limits, log, stats, sta
 from pgqueue.cli.options import APP, URL, verbose_option
 from pgqueue.cli.pauses import pause, resume, set_limit
 from pgqueue.cli.tables import grant, prune, revision, revoke, upgrade
-from pgqueue.cli.verbs import (
-    cancel,
-    change,
-    go_on,
-    mute,
-    quiet,
-    requeue,
-    run_now,
-    schedules,
-    try_one,
-)
+from pgqueue.cli.verbs import JOB_COMMANDS, go_on, mute, quiet, schedules, try_one
 from pgqueue.cli.working import worker
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -119,7 +109,7 @@ def demo(given: CliState, /, url: str | None, **options: Any) -> None:
 for command in (
     *(upgrade, revision, grant, revoke, prune),
     *(worker, status, workers, health, doctor, quiet),
-    *(jobs, enqueue, requeue, run_now, change, cancel),
+    *(jobs, enqueue, *JOB_COMMANDS),
     *(pause, resume, limits, set_limit, batches, schedules),
     *(failures, try_one, mute, stats, log, go_on, dashboard),
 ):

@@ -31,6 +31,7 @@ from pgqueue.filter_line import in_hex
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
 from pgqueue.nodes import Node
+from pgqueue.operations.actions import ACTIONS
 from pgqueue.redaction import redacted, redacted_data
 from pgqueue.terminal import as_data, harmless, print_json, print_table
 from pgqueue.views import QueueView, ScheduleView
@@ -540,12 +541,12 @@ failures = _list_command(
 )
 log = _list_command(
     LOG,
-    "List what operators have done by commands and in the dashboard, the newest first.\n\n"
+    "List what operators have done by commands, in the dashboard and in Python, newest first.\n\n"
     "Shows how many jobs an action has changed, and how many it has skipped because they had moved "
     "on.  Actions are kept for 90 days.",
     lambda queue, session, **words: queue.views.log(session, **words),
     click.option("--actor", metavar="NAME", help="Only actions of this user."),
-    click.option("--action", metavar="NAME", help="Only such actions, as requeue."),
+    click.option("--action", type=click.Choice(sorted(ACTIONS)), help="Only such actions."),
     click.option(
         "--before", type=as_job_id, metavar="ID", help="Only actions older than this one."
     ),

@@ -7,7 +7,7 @@ many jobs it has changed.
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -41,10 +41,9 @@ from pgqueue.cli.options import (
 from pgqueue.errors import ScheduleNotFound
 from pgqueue.filter_line import LONGEST_MUTE, in_hex
 from pgqueue.job_queue import PgQueue
-from pgqueue.models import JobStatus
 from pgqueue.operations import Outcome, Selection
 from pgqueue.operations.actions import ACTIONS, Action, Target
-from pgqueue.operations.engine import MISSED, NOT_FOUND
+from pgqueue.operations.engine import NOT_FOUND
 from pgqueue.tasks.editing import Changes
 from pgqueue.terminal import harmless, print_json
 
@@ -65,6 +64,13 @@ class Verb:
     @property
     def name(self) -> str:
         return self.action.command
+
+    def changes_of(self, options: Mapping[str, Any]) -> Changes | None:
+        """What the options that are named as fields of Changes give the jobs."""
+        given = {name: value for name, value in options.items() if value is not None}
+        if "new_queue" in given:
+            given["queue"] = given.pop("new_queue")
+        return Changes(**given, are_args_stored=True) if given else None
 
 
 _args = click.option(
@@ -174,30 +180,25 @@ def _run(
     reason: str,
     spread: timedelta | None = None,
     kill: bool = False,
-    new_queue: str | None = None,
-    **changes: Any,
+    **options: Any,
 ) -> None:
     """Change the jobs; exit with 1 if one was refused, its key taken or its id wrong."""
     action = ACTIONS["kill"] if kill else verb.action
-    conditions = {name: changes.pop(name) for name in FILTERS}
+    conditions = {name: options.pop(name) for name in FILTERS}
     is_narrowed = limit is not None or any(value is not None for value in conditions.values())
     if job_ids and (statuses or is_narrowed):
         raise click.UsageError("Give ids, or say which jobs by options, not both")
-    in_line = conditions["where"] is not None and conditions["where"].which.statuses
-    if not job_ids and not statuses and not in_line and not (action.called and is_narrowed):
+    asked = chosen_jobs(statuses, **conditions)
+    is_bound = limit is not None or not asked.is_everything  # --where "" has no condition
+    if not job_ids and not asked.which.statuses and not (action.called and is_bound):
         example = " ".join(verb.examples[-1].split()[:2])
         raise click.UsageError(f"Which jobs? Give their ids, or say {example}")
-    if changes and (verb.action.name == "change" or changes["args"] is not None):
-        given_changes = Changes(**changes, queue=new_queue, are_args_stored=True)
-    else:
-        given_changes = None
     queue = given.database()
     operator = operator_of(queue, reason)
-    start = partial(operator.start, action.name, changes=given_changes, spread=spread)
+    start = partial(operator.start, action.name, changes=verb.changes_of(options), spread=spread)
     if job_ids:
         are_missed = _change_named(start(Selection(job_ids)), as_json=as_json)
     else:
-        asked = chosen_jobs(statuses, **conditions)
         chosen = asked.narrowed(action)
         chosen.check_arguments(queue.tasks)
         with opened(queue) as session:
@@ -208,8 +209,8 @@ def _run(
             called = called if asked.which.statuses else action.called
             if not yes:
                 _ask(f"{verb.action.words} {matched:,} {called} jobs")
-            outcome = start(chosen, limit=limit)
-        are_missed = _change_many(outcome, matched=matched, as_json=as_json)
+            outcome = start(asked, limit=limit)
+        are_missed = _change_many(outcome, as_json=as_json, matched=matched)
         if not matched and not as_json:
             click.echo("No job fits.")
             hint_at_names(queue, task=chosen.which.task, queue_name=chosen.which.queue)
@@ -229,29 +230,31 @@ def _change_named(outcome: Outcome, *, as_json: bool) -> bool:
     for result in chain.from_iterable(outcome):
         changed.append(result)
         if not as_json:
-            is_missed = result.change in (NOT_FOUND, *MISSED)
-            click.echo(harmless(str(result)), err=is_missed)
+            click.echo(harmless(str(result)), err=result.is_missed)
     if as_json:
         print_json({"jobs": changed, "counts": outcome.counts})
-    return any(outcome.counts[change] for change in (NOT_FOUND, *MISSED))
+    return any(result.is_missed for result in changed)
 
 
-def _change_many(outcome: Outcome | None, *, matched: int, as_json: bool) -> bool:
-    """Change the jobs in portions; whether one of them was missed."""
+def _change_many(outcome: Outcome | None, *, as_json: bool, **more: int) -> bool:
+    """Change the jobs in portions; whether one of them was missed.  ``more``: JSON keys."""
     counts: Counter[str] = Counter() if outcome is None else outcome.counts
+    missed = 0
     try:
         for portion in outcome or ():
-            missed = [result for result in portion if result.change in MISSED]
-            so_far = sum(counts[change] for change in MISSED) - len(missed)
-            for result in missed[: max(0, SHOWN - so_far)]:
-                click.echo(harmless(str(result)), err=True)
+            for result in portion:
+                missed += result.is_missed
+                if result.is_missed and missed <= SHOWN:
+                    click.echo(harmless(str(result)), err=True)
     finally:  # also after Ctrl-C, or an error of the database
         if as_json:
-            print_json({"matched": matched, "counts": counts})
+            print_json({**more, "counts": counts})
         elif counts:
             words = (f"{n:,} {change.replace('_', ' ')}" for change, n in sorted(counts.items()))
             click.echo(", ".join(words))
-    return any(counts[change] for change in MISSED)
+        if outcome is not None and outcome.entry.id and outcome.entry.finished_at is None:
+            click.echo(f"Go on by: pgqueue continue {outcome.entry.id}", err=True)
+    return missed > 0
 
 
 @click.command("continue")
@@ -265,7 +268,7 @@ def go_on(given: CliState, action_id: int, reason: str, as_json: bool) -> None:
     Example:  pgqueue --app shop.jobs:queue continue 12
     """
     outcome = operator_of(given.database(), reason).go_on(action_id)
-    if _change_many(outcome, matched=outcome.skipped + outcome.changed, as_json=as_json):
+    if _change_many(outcome, as_json=as_json):
         click.get_current_context().exit(1)
 
 
@@ -299,24 +302,26 @@ def mute(given: CliState, error: int, task: str, hours: int, reason: str, as_jso
 
 
 @click.command("try")
-@which_jobs([JobStatus.FAILED])
-@reason_option
+@together(*FILTERS.values(), reason_option)
 @on_database_with_json
-def try_one(
-    given: CliState, statuses: Sequence[str], reason: str, as_json: bool, **conditions: Any
-) -> None:
+def try_one(given: CliState, reason: str, as_json: bool, **conditions: Any) -> None:
     """Requeue the newest failed job of a filter, to see whether it succeeds now.
 
     \b
     Example:  pgqueue --app shop.jobs:queue try --error 8f14e45fceea167a
     """
-    queue = given.database()
-    job_id = operator_of(queue, reason).try_one(chosen_jobs((), **conditions))
+    if all(value is None for value in conditions.values()):
+        raise click.UsageError("Which jobs? Say --error ERROR or --task NAME")
+    chosen = chosen_jobs((), **conditions)
+    outcome = operator_of(given.database(), reason).try_one(chosen)
+    result = None if outcome is None else outcome.last
     if as_json:
-        print_json({"job": job_id})
+        print_json({"job": result})
+    elif result is None:
+        click.echo("No job fits.")
     else:
-        click.echo("No job fits." if job_id is None else f"{job_id}: requeued")
-    if job_id is None:
+        click.echo(harmless(str(result)), err=result.is_missed)
+    if result is not None and result.is_missed:
         click.get_current_context().exit(1)
 
 
@@ -371,11 +376,9 @@ def _schedule_command(verb: str) -> click.Command:
         else:
             for one in changed:
                 job = f", job {one['job_id']}" if "job_id" in one else ""
-                reason = f"; {one['reason']}" if "reason" in one else ""
+                why = f"; {one['reason']}" if "reason" in one else ""
                 is_missed = one["change"] == NOT_FOUND
-                line = (
-                    one["reason"] if is_missed else f"{one['name']}: {one['change']}{job}{reason}"
-                )
+                line = one["reason"] if is_missed else f"{one['name']}: {one['change']}{job}{why}"
                 click.echo(harmless(line), err=is_missed)
         if any(one["change"] == NOT_FOUND for one in changed):
             click.get_current_context().exit(1)
@@ -428,6 +431,6 @@ def quiet(given: CliState, as_json: bool, reason: str, worker_ids: Sequence[UUID
         click.get_current_context().exit(1)
 
 
-requeue, cancel, run_now, change = map(_command, JOB_VERBS)
+JOB_COMMANDS = [*map(_command, JOB_VERBS)]
 for verb in SCHEDULE_VERBS:
     schedules.add_command(_schedule_command(verb))

@@ -1,9 +1,8 @@
 """``Operator``: somebody who acts, and whose actions the log of operators keeps."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import replace
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
@@ -11,20 +10,21 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from pgqueue import redaction
-from pgqueue.database.callers import executor
+from pgqueue.checks import check_text, check_whole, checked_id
+from pgqueue.database.callers import executor, translated_errors
 from pgqueue.errors import OptionError
+from pgqueue.filter_line import LAST_ID, LONGEST_MUTE, in_hex
 from pgqueue.models import Job, JobStatus
 from pgqueue.operations import engine
-from pgqueue.operations.actions import ACTIONS, ON_JOBS, Doing
-from pgqueue.operations.engine import Begin, Result
+from pgqueue.operations.actions import ACTIONS, ON_JOBS, Action, ActionContext
+from pgqueue.operations.engine import LONGEST_SPREAD, Begin, Outcome
 from pgqueue.operations.operations import Operations
-from pgqueue.operations.selection import Selection
-from pgqueue.repository.error_groups import ErrorGroups, in_hex
+from pgqueue.operations.selection import Selection, checked_fingerprint
+from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.jobs import Jobs
 from pgqueue.repository.limits import Limits
 from pgqueue.repository.listing import Listing
 from pgqueue.repository.operator_actions import MOST_IDS, LogEntry, OperatorActions
-from pgqueue.repository.pages import Pages
 from pgqueue.tasks import Task
 from pgqueue.tasks.editing import Changes
 
@@ -32,56 +32,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 logger = redaction.logger(__name__)
-
-SHOWN = 20
-"""Jobs that were left as they are, of which the reason is kept."""
-
-
-class Outcome:
-    """What an action on jobs has done so far.
-
-    Iterate over it to do the rest, transaction by transaction; each yields the results of some
-    jobs, after the commit.
-    """
-
-    entry: LogEntry
-    """The action as the log has it; without an id if it is not logged."""
-    counts: Counter[str]
-    """How many jobs, by what has become of each: ``requeued``, ``unchanged``, ``key_taken`` ..."""
-    left: list[Result]
-    """The first jobs that were left as they are, with the reasons."""
-
-    def __init__(self, entry: LogEntry, rest: Iterator[tuple[LogEntry, list[Result]]]) -> None:
-        self.entry = entry
-        self.counts = Counter()
-        self.left = []
-        self._rest = rest
-
-    @property
-    def changed(self) -> int:
-        """How many jobs were changed."""
-        return self.entry.jobs
-
-    @property
-    def skipped(self) -> int:
-        """How many jobs were left as they are."""
-        return self.entry.skipped
-
-    def __iter__(self) -> Iterator[list[Result]]:
-        for entry, results in self._rest:
-            self.entry = entry
-            self.counts.update(result.change for result in results)
-            self.left += [one for one in results if not one.is_changed][: SHOWN - len(self.left)]
-            yield results
-
-    def finish(self) -> "Outcome":
-        """Do all that is left, and return this."""
-        for _ in self:
-            pass
-        return self
-
-    def __repr__(self) -> str:
-        return f"<{self.entry.action}: {self.changed} changed, {self.skipped} skipped>"
 
 
 class Operator:
@@ -95,6 +45,15 @@ class Operator:
 
         ada = queue.operate("ada", reason="the mail server is up again")
         ada.requeue(Selection(task="mail.send", status="failed"), spread=timedelta(minutes=20))
+
+    Args:
+        queue: The queue.
+        actor: Who acts, for the log.
+        reason: Why, for the log.
+        begin: Returns a context manager that opens a Session, and commits it at the end; by
+            default :meth:`PgQueue.read_committed`.
+        unlogged: Called if the database role may not write the log; by default logs a warning.
+            The action is done all the same, unless this raises.
     """
 
     def __init__(
@@ -108,13 +67,18 @@ class Operator:
     ) -> None:
         if not isinstance(actor, str) or not actor:
             raise OptionError("operate: the actor is no text, or an empty one; give a name")
-        if not isinstance(reason, str):
-            raise OptionError(f"operate: reason is {type(reason).__name__}; give a text")
+        check_text("operate: ", "actor", actor)
+        check_text("operate: ", "reason", reason)
         self.queue = queue
         self.actor = actor
         self.reason = reason
-        self._begin = begin or queue.read_committed
+        self._opened = begin or queue.read_committed
         self._unlogged = unlogged or _warn
+
+    @contextmanager
+    def _begin(self) -> Iterator[Session]:
+        with translated_errors(), self._opened() as session:
+            yield session
 
     # Jobs
 
@@ -135,8 +99,11 @@ class Operator:
         Returns:
             What was done, with the reasons of the jobs that were left as they are.
 
+            That no job matches is no error.
+
         Raises:
-            OptionError: No job that matches can be requeued, or an argument in ``jobs`` is secret.
+            OptionError: ``jobs`` has no condition, a status of jobs that cannot be requeued, or an
+                argument that is secret.
         """
         changes = None if args is None else Changes(args=args, are_args_stored=True)
         return self.start("requeue", jobs, changes=changes, spread=spread).finish()
@@ -208,20 +175,20 @@ class Operator:
             limit: At most so many jobs, the oldest first.
             of: How many jobs match, if the caller has counted them.
         """
-        if jobs.is_everything and limit is None:
-            raise OptionError(
-                f"{action}: which jobs? give their ids, or at least one condition, as "
-                "Selection(task=...)"
-            )
-        jobs.check_arguments(self.queue.tasks)
-        jobs = jobs.narrowed(ON_JOBS[action])
+        row = _checked_action(action)
+        is_span = isinstance(spread, timedelta) and timedelta(0) <= spread <= LONGEST_SPREAD
+        if spread is not None and not is_span:
+            raise OptionError(f"{action}: spread is {spread!r}; give a timedelta from 0 to a year")
+        if limit is not None:
+            check_whole(f"{action}: ", "limit", limit, 1, LAST_ID)
+        changes = changes or row.changes or (Changes() if row.needs_changes else None)
+        jobs = self._checked_jobs(action, jobs, is_bound=limit is not None).narrowed(row)
         with self._begin() as session:
             jobs.check_scope(session)
-            log = OperatorActions(session)
-            now, last_id = log.now_and_last_job()
+            now, last_id = OperatorActions(session).now_and_last_job()
             jobs = jobs.at(now)
             if spread is not None:
-                of = jobs.upto(last_id).count(session)
+                of = jobs.upto(last_id).count(session, limit=limit)
             if changes is not None:
                 changes = changes.from_now(now)
             options = {
@@ -247,34 +214,42 @@ class Operator:
 
         The log says, once, who goes on with an action of another.
 
+        Args:
+            action_id: Its id in the log.
+
         Raises:
             OptionError: There is no such action, it is finished, or the log does not say all that
                 is needed.
         """
         with self._begin() as session:
             log = OperatorActions(session)
-            entry = log.one(action_id)
+            entry = log.one(checked_id(action_id, "action"))
             if entry is None:
                 raise OptionError(f"there is no action {action_id}")
-            if not is_resumable(entry):
-                raise OptionError(f"the log does not say how to go on with action {action_id}")
+            if why_not := why_not_resumable(entry):
+                raise OptionError(f"action {action_id} {why_not}")
+            changes = Changes.from_log(entry.options)
             is_own = entry.actor == self.actor
             if not is_own and not log.has_continued(self.actor, action_id):
                 self._note(session, "continue", {"action": action_id})
-        return self._outcome(entry, Changes.from_log(entry.options))
+        return self._outcome(entry, changes)
 
-    def try_one(self, jobs: Selection) -> int | None:
+    def try_one(self, jobs: Selection) -> Outcome | None:
         """Requeue the newest failed job of a selection, to see whether it succeeds now.
 
-        Returns its id; None if no job matches.
+        Args:
+            jobs: Which jobs.
+
+        Returns:
+            What was done with this job; None if no job matches.
+
+        Raises:
+            OptionError: ``jobs`` has no condition, or an argument that is secret.
         """
-        which = replace(jobs.which, statuses=frozenset({JobStatus.FAILED}))
+        jobs = self._checked_jobs("try_one", jobs).in_state(JobStatus.FAILED)
         with self._begin() as session:
-            newest = Pages(session).page(which, limit=1).jobs
-        if not newest:
-            return None
-        self.requeue(Selection([newest[0].id]))
-        return newest[0].id
+            newest = jobs.newest(session)
+        return None if newest is None else self.requeue(jobs.only(newest))
 
     def enqueue(
         self, task: Task[..., Any], args: Mapping[str, Any], *, copy_of: int | None = None
@@ -322,7 +297,14 @@ class Operator:
         self._done("resume_task", task, lambda session: self.queue.resume_task(session, task))
 
     def pause_key(self, limit: str, key: Any) -> str:
-        """Admit no more jobs of a key; returns as :meth:`PgQueue.pause_key` does."""
+        """Admit no more jobs of a key.
+
+        Args:
+            limit: A limit by argument, or that of ``fair_by``.
+            key: The value of its argument, or a tuple of several.
+
+        Returns and raises as :meth:`PgQueue.pause_key` does.
+        """
         return self._of_key("pause_key", limit, key, self.queue.pause_key)
 
     def resume_key(self, limit: str, key: Any) -> str:
@@ -332,7 +314,18 @@ class Operator:
     def set_limit(
         self, name: str, capacity: int | None, *, key: Any = None
     ) -> tuple[str, int | None]:
-        """Set a capacity, as :meth:`PgQueue.set_limit` does; returns the name, and what it is."""
+        """Set a capacity.
+
+        Args:
+            name: The limit.
+            capacity: The new one; None for that of the code.
+            key: A value of the limit's argument, or a tuple of several: only of this key.
+
+        Returns:
+            The name under which the capacity stands, and the capacity in force.
+
+        Raises as :meth:`PgQueue.set_limit` does.
+        """
         with self._begin() as session:
             before = Limits(session).capacities()
             written = self.queue.set_limit(session, name, capacity, key=key)
@@ -376,17 +369,40 @@ class Operator:
                 self._note(session, "quiet", {"worker": str(worker_id)})
         return is_quiet
 
-    def mute_error(self, fingerprint: int, task: str, *, hours: int) -> bool:
-        """Do not name an error among what needs someone, for some hours; 0: name it again.
+    def mute_error(self, error: str | int, task: str, *, hours: int) -> bool:
+        """Do not name an error among what needs someone, for some hours.
 
-        Returns false if the task has no such error.
+        Args:
+            error: The error, as ``pgqueue failures`` prints it, or its number.
+            task: The task that fails with it.
+            hours: For how long, at most a week; 0 names it again.
+
+        Returns:
+            Whether the task has had such an error.
         """
+        check_whole("mute_error: ", "hours", hours, 0, LONGEST_MUTE)
+        fingerprint = checked_fingerprint("mute_error: ", error)
         with self._begin() as session:
             is_known = ErrorGroups(session).mute(fingerprint, task, timedelta(hours=hours))
             if is_known:
                 target = {"error": in_hex(fingerprint), "task": task}
                 self._note(session, "mute_error", target, options={"hours": hours})
         return is_known
+
+    def _checked_jobs(self, what: str, jobs: Selection, *, is_bound: bool = False) -> Selection:
+        """Raise OptionError for jobs that an action may not be on."""
+        if not isinstance(jobs, Selection):
+            raise OptionError(
+                f"{what}: the jobs are {type(jobs).__name__}; give a Selection, as "
+                "Selection([4711]) or Selection(task=...)"
+            )
+        if jobs.is_everything and not is_bound:
+            raise OptionError(
+                f"{what}: which jobs? give their ids, or at least one condition, as "
+                "Selection(task=...)"
+            )
+        jobs.check_arguments(self.queue.tasks)
+        return jobs
 
     def _of_key(self, action: str, limit: str, key: Any, do: Callable[..., str]) -> str:
         with self._begin() as session:
@@ -424,24 +440,34 @@ class Operator:
         return entry
 
     def _outcome(self, entry: LogEntry, changes: Changes | None) -> Outcome:
-        def prepare(session: Session) -> Doing:
-            return self.queue.doing(executor(session), changes)
+        def prepare(session: Session) -> ActionContext:
+            return self.queue.action_context(executor(session), changes)
 
-        return Outcome(entry, engine.portions(self._begin, entry, prepare))
+        return Outcome(entry, self._begin, prepare)
 
 
-def is_resumable(entry: LogEntry) -> bool:
-    """Whether the log says all that is needed to go on with an action: of new arguments it has
-    only the names."""
-    is_on_jobs = entry.action in ON_JOBS and bool({"jobs", "filter"} & {*entry.target})
-    return is_on_jobs and entry.finished_at is None and "args" not in entry.options
+def why_not_resumable(entry: LogEntry) -> str:
+    """Why an action cannot be continued; empty if it can be."""
+    if entry.finished_at is not None:
+        return "is finished"
+    if entry.action not in ON_JOBS or not {"jobs", "filter"} & {*entry.target}:
+        return "is on no jobs"
+    if "args" in entry.options:
+        return "gives jobs new arguments, of which the log has only the names: begin it anew"
+    return ""
+
+
+def _checked_action(name: str) -> Action:
+    if name not in ON_JOBS:
+        raise OptionError(f"there is no action {name!r} on jobs; there are {', '.join(ON_JOBS)}")
+    return ON_JOBS[name]
 
 
 def _before(
     session: Session, jobs: Selection, options: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
     """Of one job, what it was before."""
-    if jobs.ids is None or len(jobs.ids) > 1:
+    if jobs.ids is None or len(jobs.ids) != 1:
         return None
     [job_id] = jobs.ids
     status = Listing(session).status(job_id)
@@ -471,10 +497,17 @@ def _in_thread(
 
 
 class AsyncOperator:
-    """The methods of :class:`Operator` for coroutines, each of which runs in a thread."""
+    """An :class:`Operator` for coroutines: each of its methods runs in a thread.
+
+    :meth:`PgQueue.operate_async` returns one.
+    """
 
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
+
+    async def go_on(self, action_id: int) -> Outcome:
+        """Do what is left of an action on jobs that was interrupted."""
+        return await asyncio.to_thread(lambda: self.operator.go_on(action_id).finish())
 
     requeue = _in_thread(Operator.requeue)
     run_now = _in_thread(Operator.run_now)

@@ -1,8 +1,7 @@
 """``ACTIONS``: what an operator may do, a row for each action.
 
 The commands, the routes, buttons and rights of the dashboard, the log of operators and the table
-of its page in the manual are made of these rows.  A new action is a row here, the statement that
-its functions run, and a test.
+of its page in the manual are made of these rows.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,8 +40,8 @@ class Target(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
-    """An action on jobs, as it is done on one connection."""
+class ActionContext:
+    """What an action on jobs needs on one connection."""
 
     connection: Connection
     find: Find
@@ -50,8 +49,10 @@ class Doing:
     notify: bool
     changes: Changes | None = None
     """What a requeue or a change gives the jobs."""
-    limited_queues: Collection[str] | None = None
-    """The queues that have limits, to which no job moves; None without the application's tasks."""
+    tasks: Collection[str] = ()
+    """The tasks of the application, also under their former names."""
+    limited_queues: Collection[str] = ()
+    """Its queues that have limits, to which no job moves."""
 
     @property
     def jobs(self) -> Jobs:
@@ -71,6 +72,8 @@ class Look(NamedTuple):
 
     icon: str
     kind: str = "primary"
+    is_in_lists: bool = True
+    """Whether it is offered for several jobs, and not only for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +87,12 @@ class Action:
     """What a user of the dashboard needs."""
     help: str
     """What it does, in one sentence."""
+    command: str
+    """The words of its command, without arguments."""
     doing: str = ""
-    done: str
-    """What has become of the target, as in ``12 jobs requeued``."""
+    """Of jobs, while it lasts, as ``Requeueing``."""
+    done: str = ""
+    """What has become of its jobs or its schedule, as in ``12 jobs requeued``."""
     statuses: Sequence[JobStatus] = ()
     """The jobs that it is for."""
     called: str = ""
@@ -95,21 +101,22 @@ class Action:
     """Whether it is only for jobs that are not due yet."""
     why_unchanged: str = ""
     """Why one of these jobs was left as it is."""
+    needs_changes: bool = False
+    """Whether the caller must say what the jobs are given."""
+    changes: Changes | None = None
+    """What the jobs are given, if the caller does not say."""
+    may_spread: bool = False
+    """Whether the jobs may become due one after the other."""
     button: Look | None = None
     """Of an action that needs nothing but the jobs."""
-    one: Callable[[Doing, int, datetime | None], Change] | None = None
+    one: Callable[[ActionContext, int, datetime | None], Change] | None = None
     """Changes one job, and waits for its lock.  The time: when it is due, if jobs are spread."""
-    many: Callable[[Doing, Sequence[FoundJob], Times], Mapping[int, Change]] | None = None
+    many: Callable[[ActionContext, Sequence[FoundJob], Times], Mapping[int, Change]] | None = None
     """Changes those of the jobs that one statement can, and waits for nothing; returns these."""
 
     @property
     def words(self) -> str:
         return self.name.replace("_", " ")
-
-    @property
-    def command(self) -> str:
-        """The words of the command that does it, without its arguments."""
-        return "cancel --kill" if self.name == "kill" else self.name.replace("_", "-")
 
 
 def check_kill(find: Find, job_id: int, task: str) -> None:
@@ -122,63 +129,74 @@ def check_kill(find: Find, job_id: int, task: str) -> None:
         )
 
 
-def _requeue(doing: Doing, job_id: int, run_at: datetime | None) -> Change:
-    jobs, changes, find = doing.jobs, doing.changes, doing.find
-    return editing.requeue(jobs, job_id, changes, find, notify=doing.notify, run_at=run_at)
+def _requeue(context: ActionContext, job_id: int, run_at: datetime | None) -> Change:
+    jobs, changes, find = context.jobs, context.changes, context.find
+    return editing.requeue(jobs, job_id, changes, find, notify=context.notify, run_at=run_at)
 
 
-def _requeue_many(doing: Doing, _: Sequence[FoundJob], times: Times) -> Mapping[int, Change]:
-    return {} if doing.changes else doing.many.requeue(times, notify=doing.notify)
+def _requeue_many(
+    context: ActionContext, _: Sequence[FoundJob], times: Times
+) -> Mapping[int, Change]:
+    return {} if context.changes else context.many.requeue(times, notify=context.notify)
 
 
-def _cancel(doing: Doing, job_id: int, _: datetime | None) -> Change:
-    return doing.jobs.cancel(job_id)
+def _cancel(context: ActionContext, job_id: int, _: datetime | None) -> Change:
+    return context.jobs.cancel(job_id)
 
 
-def _kill(doing: Doing, job_id: int, _: datetime | None) -> Change:
-    return doing.jobs.cancel(job_id, check_kill=partial(check_kill, doing.find, job_id))
+def _kill(context: ActionContext, job_id: int, _: datetime | None) -> Change:
+    return context.jobs.cancel(job_id, check_kill=partial(check_kill, context.find, job_id))
 
 
-def _cancel_many(doing: Doing, found: Sequence[FoundJob], _: Times) -> Mapping[int, Change]:
-    return doing.many.cancel(found)
+def _cancel_many(
+    context: ActionContext, found: Sequence[FoundJob], _: Times
+) -> Mapping[int, Change]:
+    return context.many.cancel(found)
 
 
-def _run_now(doing: Doing, job_id: int, _: datetime | None) -> Change:
-    return doing.jobs.run_now(job_id, notify=doing.notify)
+def _run_now(context: ActionContext, job_id: int, _: datetime | None) -> Change:
+    return context.jobs.run_now(job_id, notify=context.notify)
 
 
-def _run_many_now(doing: Doing, found: Sequence[FoundJob], _: Times) -> Mapping[int, Change]:
-    return doing.many.run_now(found, notify=doing.notify)
+def _run_many_now(
+    context: ActionContext, found: Sequence[FoundJob], _: Times
+) -> Mapping[int, Change]:
+    return context.many.run_now(found, notify=context.notify)
 
 
-def _change(doing: Doing, job_id: int, _: datetime | None) -> Change:
-    assert doing.changes is not None, "an action that changes jobs says what"
-    return editing.change(doing.jobs, job_id, doing.changes, doing.find, notify=doing.notify)
+def _change(context: ActionContext, job_id: int, _: datetime | None) -> Change:
+    assert context.changes is not None, "Operator.start sees to it"
+    jobs, changes, find = context.jobs, context.changes, context.find
+    return editing.change(jobs, job_id, changes, find, notify=context.notify)
 
 
-def _change_many(doing: Doing, found: Sequence[FoundJob], _: Times) -> Mapping[int, Change]:
-    new = None if doing.changes is None else doing.changes.place()
-    limited = doing.limited_queues
-    if new is None or ("queue" in new and (limited is None or new["queue"] in limited)):
+def _change_many(
+    context: ActionContext, found: Sequence[FoundJob], _: Times
+) -> Mapping[int, Change]:
+    new = None if context.changes is None else context.changes.place()
+    if new is None or new.get("queue") in context.limited_queues:
         return {}  # one by one: each is refused, with the reason
-    return doing.many.change(found, new, notify=doing.notify)
+    return context.many.change(found, new, tasks=context.tasks, notify=context.notify)
 
 
 _ON_JOBS = (
     Action(
         name="requeue",
+        command="requeue",
         target=Target.JOBS,
         right="requeue",
         help="Put failed or cancelled jobs back, with all their attempts available again.",
         doing="Requeueing",
         done="requeued",
         statuses=DEAD,
+        may_spread=True,
         button=Look("rotate-ccw"),
         one=_requeue,
         many=_requeue_many,
     ),
     Action(
         name="run_now",
+        command="run-now",
         target=Target.JOBS,
         right="requeue",
         help="Make waiting jobs due now: those that were delayed, and those that wait for a retry.",
@@ -188,12 +206,13 @@ _ON_JOBS = (
         called="waiting",
         is_for_later=True,
         why_unchanged="it is due already",
-        button=Look("play"),
+        button=Look("play", ""),
         one=_run_now,
         many=_run_many_now,
     ),
     Action(
         name="change",
+        command="change",
         target=Target.JOBS,
         right="edit",
         help="Change waiting jobs: their queue, priority, time, or some of their arguments.",
@@ -202,11 +221,13 @@ _ON_JOBS = (
         statuses=WAITING,
         called="waiting",
         why_unchanged="it has these values already, or a worker is about to start it",
+        needs_changes=True,
         one=_change,
         many=_change_many,
     ),
     Action(
         name="cancel",
+        command="cancel",
         target=Target.JOBS,
         right="cancel",
         help="Cancel jobs: a waiting job ends at once, a running job is asked to stop.",
@@ -220,6 +241,7 @@ _ON_JOBS = (
     ),
     Action(
         name="kill",
+        command="cancel --kill",
         target=Target.JOBS,
         right="cancel",
         help="Cancel jobs, and kill the child processes of those that run.",
@@ -227,67 +249,79 @@ _ON_JOBS = (
         done="cancelled",
         statuses=UNFINISHED,
         called="unfinished",
-        button=Look("triangle-alert", "danger"),
+        button=Look("triangle-alert", "danger", is_in_lists=False),
         one=_kill,
         many=_cancel_many,
     ),
 )
 
 
-def _on(target: Target, name: str, right: str, done: str, help: str) -> Action:
-    return Action(name=name, target=target, right=right, done=done, help=help)
+def _on(target: Target, name: str, right: str, command: str, help: str, done: str = "") -> Action:
+    return Action(name=name, target=target, right=right, command=command, help=help, done=done)
 
 
 _ON_OTHERS = (
-    _on(Target.TASK, "enqueue", "enqueue", "enqueued", "Enqueue a job of a task."),
-    _on(Target.QUEUE, "pause_queue", "pause", "paused", "Make all workers skip a queue."),
-    _on(Target.QUEUE, "resume_queue", "pause", "resumed", "End the pause of a queue."),
-    _on(Target.TASK, "pause_task", "pause", "paused", "Make all workers skip a task."),
-    _on(Target.TASK, "resume_task", "pause", "resumed", "End the pause of a task."),
-    _on(Target.KEY, "pause_key", "pause", "paused", "Admit no more jobs of one key of a limit."),
-    _on(Target.KEY, "resume_key", "pause", "resumed", "End the pause of a key."),
-    _on(Target.LIMIT, "set_limit", "limits", "set", "Set the capacity of a limit or of one key."),
+    _on(Target.TASK, "enqueue", "enqueue", "enqueue", "Enqueue a job of a task."),
+    _on(Target.QUEUE, "pause_queue", "pause", "pause", "Make all workers skip a queue."),
+    _on(Target.QUEUE, "resume_queue", "pause", "resume", "End the pause of a queue."),
+    _on(Target.TASK, "pause_task", "pause", "pause --task", "Make all workers skip a task."),
+    _on(Target.TASK, "resume_task", "pause", "resume --task", "End the pause of a task."),
+    _on(
+        Target.KEY, "pause_key", "pause", "pause --key", "Admit no more jobs of one key of a limit."
+    ),
+    _on(Target.KEY, "resume_key", "pause", "resume --key", "End the pause of a key."),
+    _on(
+        Target.LIMIT,
+        "set_limit",
+        "limits",
+        "set-limit",
+        "Set the capacity of a limit or of one key.",
+    ),
     _on(
         Target.SCHEDULE,
         "pause_schedule",
         "schedules",
+        "schedules pause",
+        "Fire no tick of these schedules until they are resumed.",
         "paused",
-        "Fire no tick of these schedules until `resume`.",
     ),
     _on(
         Target.SCHEDULE,
         "resume_schedule",
         "schedules",
+        "schedules resume",
+        "End the pause of schedules; the ticks of the pause are not made up.",
         "resumed",
-        "Undo `pause`; the ticks of the pause are not made up.",
     ),
     _on(
         Target.SCHEDULE,
         "trigger_schedule",
         "schedules",
-        "triggered",
+        "schedules trigger",
         "Enqueue a job of each schedule now; their next ticks stay where they are.",
+        "triggered",
     ),
     _on(
         Target.SCHEDULE,
         "remove_schedule",
         "schedules",
-        "removed",
+        "schedules remove",
         "Delete schedules; their jobs stay.",
+        "removed",
     ),
     _on(Target.WORKER, "quiet", "workers", "quiet", "Make a worker claim no more jobs."),
     _on(
         Target.ERROR,
         "mute_error",
         "requeue",
-        "muted",
+        "mute",
         "Do not name an error among what needs someone, for some hours.",
     ),
     _on(
         Target.ACTION,
         "continue",
         "",
-        "continued",
+        "continue",
         "Go on with the interrupted action of another, with the right of that action.",
     ),
 )
@@ -296,6 +330,7 @@ ACTIONS: Mapping[str, Action] = {action.name: action for action in (*_ON_JOBS, *
 """What an operator may do, by name."""
 
 ON_JOBS: Mapping[str, Action] = {action.name: action for action in _ON_JOBS}
+"""The actions on jobs, by name."""
 
 BUTTONS = [action.name for action in _ON_JOBS if action.button is not None]
 """The actions on jobs that the dashboard has a button for."""

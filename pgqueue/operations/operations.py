@@ -30,7 +30,7 @@ from pgqueue.database.callers import (
 )
 from pgqueue.errors import ArgumentsError, OptionError
 from pgqueue.models import JobStatus
-from pgqueue.operations.actions import ACTIONS, Doing
+from pgqueue.operations.actions import ACTIONS, ActionContext
 from pgqueue.operations.engine import within
 from pgqueue.operations.selection import Selection
 from pgqueue.repository.batches import Batches, BatchState
@@ -74,11 +74,14 @@ class Operations:
             frozenset(self.queue_limits),
         )
 
-    def doing(self, connection: Connection, changes: Changes | None = None) -> Doing:
-        """Return an action on jobs as it is done on a connection."""
+    def action_context(
+        self, connection: Connection, changes: Changes | None = None
+    ) -> ActionContext:
+        """Return what an action on jobs needs on a connection."""
         notify = self.notify and may_notify(connection)
-        limited = self.queue_limits if self.tasks else None
-        return Doing(connection, self.find, notify, changes, limited)
+        known = ((task.name, *task.settings.aliases) for task in self.tasks.values())
+        tasks = set(chain.from_iterable(known))
+        return ActionContext(connection, self.find, notify, changes, tasks, self.queue_limits)
 
     def lock_job(self, session: AnySession, job_id: int) -> None:
         """Lock the row of a job until the transaction ends: no worker settles it meanwhile, and no
@@ -423,10 +426,10 @@ class Operations:
         row = ACTIONS[action]
         assert row.one is not None
         connection = in_transaction(session, f"{action} of job {job_id}")
-        return row.one(self.doing(connection, changes), job_id, None)
+        return row.one(self.action_context(connection, changes), job_id, None)
 
     def _cancel_all(
         self, session: AnySession, selection: Selection, where: str
     ) -> dict[Change, int]:
-        doing = self.doing(in_transaction(session, where))
-        return dict(within(selection, ACTIONS["cancel"], doing))
+        context = self.action_context(in_transaction(session, where))
+        return dict(within(selection, ACTIONS["cancel"], context))

@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from typing import Any, Self, Unpack, get_type_hints
 
 from pgqueue.arguments import Payload
-from pgqueue.checks import checked_id
+from pgqueue.checks import check_text, check_whole, checked_id
 from pgqueue.errors import ArgumentsError, JobNotFound, OptionError, PayloadError
-from pgqueue.filter_line import STATUSES, line_of, parse, read_fingerprint
+from pgqueue.filter_line import LAST_ID, LONGEST_SPAN, STATUSES, line_of, parse, read_fingerprint
 from pgqueue.models import JobStatus
 from pgqueue.operations.actions import Action
 from pgqueue.repository.conditions import WRITTEN as WRITTEN
@@ -50,9 +50,10 @@ class Selection:
     Args:
         ids: The ids of jobs; then no condition may be given.
         status: One status or several, as in ``Job.status``; all of them if it is omitted.
-        conditions: The fields of :class:`JobConditions`, such as ``task``, ``queue``, ``tag``,
-            ``batch``, ``limit_key``, ``unique_key``, ``error`` (as ``pgqueue failures`` prints
-            it), ``text`` (of the last error), ``args`` (a dict of arguments in their JSON form),
+        conditions: As the options of ``pgqueue jobs`` and a filter line have them: ``task``,
+            ``queue``, ``tag``, ``batch``, ``limit_key``, ``unique_key``, ``error`` (as ``pgqueue
+            failures`` prints it), ``text`` (of the last error), ``args`` (a dict of arguments in
+            their JSON form),
             ``created_after``, ``created_before`` (a time, or a timedelta until now), ``took``,
             ``before``, ``after`` (ids).
 
@@ -74,13 +75,18 @@ class Selection:
         status: JobStatus | str | Iterable[JobStatus | str] = (),
         **conditions: Unpack[Conditions],
     ) -> None:
+        if not isinstance(status, str | Iterable):
+            raise OptionError(
+                f"Selection: status is {status!r}; give one status, or a list of them"
+            )
         wanted = [status] if isinstance(status, str) else list(status)
-        given: dict[str, Any] = {k: v for k, v in conditions.items() if v is not None}
+        given: dict[str, Any] = dict(conditions)
+        for name, value in given.items():
+            if value is None:  # or a variable that is None would select more jobs
+                raise OptionError(f"Selection: {name} is None; leave it out, or give a value")
         if ids is not None and (given or wanted):
             raise OptionError("Selection: ids and conditions are given; give one of them")
-        object.__setattr__(
-            self, "ids", None if ids is None else tuple(sorted({checked_id(id) for id in ids}))
-        )
+        object.__setattr__(self, "ids", None if ids is None else _checked_ids(ids))
         object.__setattr__(self, "which", _checked_filter(given, wanted))
 
     @classmethod
@@ -141,7 +147,8 @@ class Selection:
     def in_state(self, word: str | None) -> Self:
         """The same in a state, as ``due`` or ``failed`` (a word after ``status:``), or in any."""
         any_state: dict[str, Any] = {"statuses": frozenset(), "are_due": None, "are_retried": None}
-        return self.of(replace(self.which, **{**any_state, **STATUSES.get(word or "", {})}))
+        which = replace(self.which, **{**any_state, **STATUSES.get(word or "", {})})
+        return self.of(which, self.ids)
 
     @property
     def is_scoped(self) -> bool:
@@ -166,6 +173,8 @@ class Selection:
         """
         if self.ids is not None:
             return self
+        if action.is_for_later and self.which.are_due:
+            raise OptionError(f"{action.name} is for jobs that are not due yet; these are due")
         allowed = frozenset(action.statuses)
         statuses = allowed & (self.which.statuses or allowed)
         if not statuses:
@@ -217,6 +226,25 @@ class Selection:
         if hidden := sorted({name for name, _ in self.which.args} & secret):
             raise OptionError(f"argument {hidden[0]} is secret: no filter finds it")
 
+    def matching(self, session: Executor, job_ids: Sequence[int]) -> set[int]:
+        """Those of some jobs for which the conditions hold, but for their status."""
+        return set(Listing(session).matching(self.which, job_ids))
+
+    def newest(self, session: Executor) -> int | None:
+        """The newest of the jobs; None if there is none."""
+        if self.ids is not None:
+            listing = Listing(session)
+            matching = listing.matching(self.which, self.ids)
+            statuses = {id: listing.status(id) for id in matching}
+            return max((id for id in matching if statuses[id] in self.which.statuses), default=None)
+        found = Pages(session).page(self.which, limit=1).jobs
+        return found[0].id if found else None
+
+    def only(self, job_id: int) -> Self:
+        """One of the jobs."""
+        scope = JobFilter(queues=self.which.queues, tags=self.which.tags)
+        return self.of(scope, [job_id])
+
     def check_scope(self, session: Executor) -> None:
         """Raise JobNotFound for an id of a job that does not match the rest of the selection."""
         if self.ids is None or self.which == JobFilter():
@@ -233,7 +261,7 @@ class Selection:
     def preview(self, session: Executor, action: Action) -> Preview:
         """Count the jobs that an action would change, and show the newest of them."""
         which, listing = self.narrowed(action).which, Listing(session)
-        are_requeued = action.name == "requeue"
+        are_requeued = JobStatus.FAILED in action.statuses
         return Preview(
             listing.count(which, limit=MOST_COUNTED + 1),
             Pages(session).page(which, limit=SAMPLES).jobs,
@@ -274,13 +302,8 @@ def _checked_filter(given: dict[str, Any], statuses: Sequence[JobStatus | str]) 
             )
     if isinstance(given.get("args"), Mapping):
         given["args"] = tuple(given["args"].items())
-    if isinstance(given.get("error"), str):
-        try:
-            given["error"] = read_fingerprint(given["error"])
-        except ValueError:
-            raise OptionError(
-                f"Selection: {given['error']!r} is no error as `pgqueue failures` prints it"
-            ) from None
+    if "error" in given:
+        given["error"] = checked_fingerprint("Selection: ", given["error"])
     try:
         given["statuses"] = frozenset(map(JobStatus, statuses))
     except ValueError:
@@ -289,8 +312,42 @@ def _checked_filter(given: dict[str, Any], statuses: Sequence[JobStatus | str]) 
             f"Selection: status is {statuses!r}; give one or several of {known_words}"
         ) from None
     try:
+        for name, value in given.items():
+            _check_value(name, value)
         FILTERS.encode(given)
     except (ArgumentsError, PayloadError) as error:
         what = str(error).removeprefix("task filter: argument ").partition(": convert")[0]
         raise OptionError(f"Selection: {what}") from error
     return JobFilter(**given)
+
+
+def _checked_ids(ids: Any) -> tuple[int, ...]:
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise OptionError(f"Selection: ids is {ids!r}; give a list of ids, as [4711]")
+    return tuple(sorted({checked_id(id) for id in ids}))
+
+
+def checked_fingerprint(where: str, error: Any) -> int:
+    """The number of an error that is given so, or as ``pgqueue failures`` prints it."""
+    try:
+        if isinstance(error, str):
+            return read_fingerprint(error)
+        if type(error) is int and -LAST_ID <= error <= LAST_ID:
+            return error
+    except ValueError:
+        pass
+    raise OptionError(f"{where}{error!r} is no error as `pgqueue failures` prints it") from None
+
+
+def _check_value(name: str, value: Any) -> None:
+    """Refuse what PostgreSQL cannot store or compare."""
+    if isinstance(value, str):
+        check_text("Selection: ", name, value)
+    elif isinstance(value, timedelta) and abs(value) > LONGEST_SPAN:
+        raise OptionError(f"Selection: {name} is {value}, which is longer than a hundred years")
+    elif name in WRITTEN and WRITTEN[name].metadata["kind"] in (Kind.JOB, Kind.BATCH):
+        check_whole("Selection: ", name, value, -LAST_ID, LAST_ID)
+    elif name == "args":
+        for argument, one in value:
+            if "\0" in f"{argument}{one}":
+                raise OptionError(f"Selection: argument {argument!r} has a NUL character")

@@ -8,7 +8,7 @@ No index finds a message by its job, so a message is found while the jobs are se
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache, partial
 from typing import Any
@@ -37,6 +37,8 @@ from pgqueue.repository.tables import (
     CTID,
     Executor,
     among,
+    array_of,
+    array_parameter,
     clock,
     dead_letters,
     document,
@@ -96,8 +98,8 @@ def change_pending(columns: tuple[str, ...], *, notify: bool) -> sa.Executable:
     """Give pending jobs another queue, time or priority, and replace their messages; returns the
     jobs.
 
-    Leaves jobs under limits that are to start later, because they give up their places, and those
-    with a unique key that are to move.
+    Leaves jobs under limits that are to start later, because they give up their places; of those
+    that are to move, the ones with a unique key, and of a task that the application does not have.
     """
     values = new_values(columns)
     conditions = [_has_others(values)]
@@ -105,6 +107,7 @@ def change_pending(columns: tuple[str, ...], *, notify: bool) -> sa.Executable:
         conditions.append(jobs.c.limit_keys.is_(None))
     if "queue" in columns:
         conditions.append(jobs.c.unique_key.is_(None))
+        conditions.append(jobs.c.task == sa.any_(array_parameter("tasks", sa.Text)))
     messages = _messages(message_queue, *conditions)
     return replaced(sa.delete(message_queue).where(among(messages) == CTID), values, notify=notify)
 
@@ -169,9 +172,12 @@ class ManyJobs:
         return self._waiting(found, partial(run_many_now, notify=notify), Change.DUE_NOW)
 
     def change(
-        self, found: Sequence[FoundJob], new: NewValues, *, notify: bool
+        self, found: Sequence[FoundJob], new: NewValues, *, tasks: Iterable[str], notify: bool
     ) -> dict[int, Change]:
-        """Give jobs that wait another ``priority``, ``run_at`` or ``queue``."""
+        """Give jobs that wait another ``priority``, ``run_at`` or ``queue``.
+
+        ``tasks``: those of the application, which knows their limits.
+        """
         if "queue" in new:  # limits may be those of the queue
             found = [one for one in found if one.stands_in(message_queue)]
         columns = tuple(sorted(new))
@@ -180,7 +186,9 @@ class ManyJobs:
             kind = change_pending if table is message_queue else change_blocked
             return kind(columns, notify=notify)
 
-        named = {f"{NEW}{name}": value for name, value in new.items()}
+        named: dict[str, Any] = {f"{NEW}{name}": value for name, value in new.items()}
+        if "queue" in new:
+            named["tasks"] = array_of(tasks)
         return self._waiting(found, statement, Change.CHANGED, named)
 
     def requeue(self, times: Mapping[int, datetime | None], *, notify: bool) -> dict[int, Change]:

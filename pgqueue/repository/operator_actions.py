@@ -35,6 +35,9 @@ MOST_IDS = 20
 MOST_CONTINUED = 100
 """Entries of one user that are looked at."""
 
+PROGRESS = ("jobs", "skipped", "first_ids", "cursor", "left_ids", "finished_at")
+"""The columns that say how far an action has come."""
+
 ID = sa.bindparam("action_id", type_=sa.BigInteger)
 
 
@@ -64,14 +67,22 @@ def _progress() -> dict[str, Any]:
         **numbers,
         "first_ids": array_parameter("first_ids", sa.BigInteger),
         "cursor": sa.bindparam("cursor", type_=sa.BigInteger),
+        "left_ids": array_parameter("left_ids", sa.BigInteger),
         "finished_at": sa.case((is_finished, clock())),
     }
 
 
 @cache
-def action(*, lock: bool) -> sa.Executable:
-    found = sa.select(*map(readable, operator_actions.c)).where(operator_actions.c.id == ID)
-    return found.with_for_update() if lock else found
+def action() -> sa.Executable:
+    return sa.select(*map(readable, operator_actions.c)).where(operator_actions.c.id == ID)
+
+
+@cache
+def lock_action() -> sa.Executable:
+    """How far an action has come; not its target, which may name a hundred thousand jobs."""
+    columns = [operator_actions.c[name] for name in PROGRESS]
+    found = sa.select(*map(readable, columns)).where(operator_actions.c.id == ID)
+    return found.with_for_update()
 
 
 @cache
@@ -103,9 +114,16 @@ def prune_actions() -> sa.Executable:
 
 @cache
 def may_write() -> sa.Executable:
-    """Whether this role may write the log."""
-    right = sa.literal_column(f"""'"{SCHEMA}".operator_actions', 'INSERT'""", sa.Text)
-    return sa.select(pg.has_table_privilege(right))
+    """Whether this role may write the log, and how far an action has come."""
+    table = f"""'"{SCHEMA}".operator_actions'"""
+    insert = sa.literal_column(f"{table}, 'INSERT'", sa.Text)
+    update = sa.literal_column(f"{table}, 'cursor', 'UPDATE'", sa.Text)
+    return sa.select(
+        sa.and_(
+            pg.has_table_privilege(insert, type_=sa.Boolean),
+            pg.has_column_privilege(update, type_=sa.Boolean),
+        )
+    )
 
 
 @cache
@@ -133,6 +151,7 @@ class LogEntry:
     after: Mapping[str, Any] | None = None
     last_id: int | None = None
     cursor: int | None = None
+    left_ids: Sequence[int] = field(default_factory=list)
     finished_at: datetime | None = None
 
 
@@ -174,11 +193,14 @@ class OperatorActions:
         self._executor.execute(move_action(), {"action_id": moved.id, **values})
 
     def one(self, id: int) -> LogEntry | None:
-        return self._one(id, lock=False)
+        row = self._executor.execute(action(), {"action_id": id}).mappings().one_or_none()
+        return None if row is None else _read(row)
 
-    def locked(self, id: int) -> LogEntry | None:
+    def locked(self, entry: LogEntry) -> LogEntry | None:
         """The action as it is now; other processes wait until this transaction ends."""
-        return self._one(id, lock=True)
+        found = self._executor.execute(lock_action(), {"action_id": entry.id})
+        row = found.mappings().one_or_none()
+        return None if row is None else replace(entry, **row)
 
     def newest(
         self,
@@ -210,11 +232,6 @@ class OperatorActions:
         """Delete the actions whose time is over."""
         self._executor.execute(prune_actions())
 
-    def _one(self, id: int, *, lock: bool) -> LogEntry | None:
-        rows = self._executor.execute(action(lock=lock), {"action_id": id}).mappings()
-        row = rows.one_or_none()
-        return None if row is None else _read(row)
-
 
 def _read(row: sa.RowMapping) -> LogEntry:
     """An action.  Documents that are no objects, which only a hand can have written, are empty."""
@@ -230,5 +247,6 @@ def _values(moved: LogEntry, *, is_finished: bool) -> dict[str, Any]:
         "skipped": moved.skipped,
         "first_ids": array_of(map(str, moved.first_ids)),
         "cursor": moved.cursor,
+        "left_ids": array_of(map(str, moved.left_ids)),
         "is_finished": is_finished,
     }

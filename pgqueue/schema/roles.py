@@ -91,8 +91,9 @@ DASHBOARD: Rights = {
         ),
         # The columns that cancel and requeue write, and a change of the priority.
         "UPDATE": (
-            "outcome, priority, attempts, snoozes, interruptions, run_at, result, progress, "
-            "started_at, finished_at, cancel_requested_at, kill_requested_at, held_unique_key"
+            "outcome, queue, priority, attempts, snoozes, interruptions, run_at, result, "
+            "progress, started_at, finished_at, cancel_requested_at, kill_requested_at, "
+            "held_unique_key"
         ),
     },
     "message_queue": {
@@ -106,7 +107,7 @@ DASHBOARD: Rights = {
         **dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
         # A job that is to start later gives up its places, and keeps its past attempts.
         "INSERT": f"{WAITING}, attempt, crashes",
-        "UPDATE": "priority, run_at",
+        "UPDATE": "queue, priority, run_at",
     },
     "limit_places": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
     "limit_buckets": {"SELECT": ALL_OF_IT},
@@ -119,7 +120,7 @@ DASHBOARD: Rights = {
     # What was logged stays: only the progress of an action changes.
     "operator_actions": {
         **dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT),
-        "UPDATE": "jobs, skipped, first_ids, cursor, finished_at",
+        "UPDATE": "jobs, skipped, first_ids, cursor, left_ids, finished_at",
     },
     "limits": {**dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT), "UPDATE": "capacity"},
     "leases": {**dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT), "UPDATE": "started_at"},

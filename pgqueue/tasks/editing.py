@@ -46,6 +46,9 @@ class Changes:
                 f"args is {type(self.args).__name__}; give a dict of the arguments to change, by "
                 "name"
             )
+        for name in self.args or ():
+            if not isinstance(name, str):
+                raise ArgumentsError(f"args has {name!r}, which is no name of an argument")
 
     @property
     def has_args(self) -> bool:
@@ -61,11 +64,14 @@ class Changes:
 
     @classmethod
     def from_log(cls, logged: Mapping[str, Any]) -> Self | None:
-        """What the log says; None if nothing is to be changed."""
+        """What the log says; None if nothing is to be changed.  Raises OptionError."""
         given = {name: logged[name] for name in ("priority", "run_at", "queue") if name in logged}
-        if "run_at" in given:
-            given["run_at"] = datetime.fromisoformat(given["run_at"])
-        return cls(**given) if given else None
+        try:
+            if "run_at" in given:
+                given["run_at"] = datetime.fromisoformat(given["run_at"])
+            return cls(**given) if given else None
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"the log says of the changes what cannot be read: {error}") from None
 
     def from_now(self, now: datetime) -> Self:
         """The same with a time in place of a delay."""

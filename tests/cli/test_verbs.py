@@ -12,7 +12,7 @@ from shop_rig import assert_one_line, command
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
-from pgqueue import Job, JobStatus, Limit, PgQueue, Secret, Unique, Worker
+from pgqueue import Job, JobStatus, Limit, PgQueue, Secret, Selection, Unique, Worker
 from pgqueue.cli import main
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.tables import WorkerProcess
@@ -229,6 +229,19 @@ class TestByFilter:
         assert number == 1
         assert json.loads(again.stdout)["counts"] == {"unchanged": 1}, "changed by the first"
 
+    @pytest.mark.parametrize("verb", ["cancel", "run-now", "change --priority 1", "requeue", "try"])
+    def test_an_empty_filter_selects_no_job(
+        self, queue: PgQueue, engine: Engine, verb: str
+    ) -> None:
+        """As that of a variable of the shell which is not set."""
+        waiting(queue, "ada")
+
+        ended = command(queue, *verb.split(), "--where", " ", *(() if verb == "try" else ["--yes"]))
+
+        assert ended.returncode == (1 if verb == "try" else 2)
+        assert "hich jobs?" in ended.stderr
+        assert set(statuses(engine).values()) == {JobStatus.PENDING}
+
     @pytest.mark.parametrize("name", ["jobs list", "cancel", "run-now", "change", "requeue"])
     def test_every_condition_of_the_filter_is_an_option(self, name: str) -> None:
         found: click.Command = main
@@ -429,3 +442,28 @@ def test_workers_are_made_quiet_by_id(engine: Engine) -> None:
     assert command(queue, "quiet", str(second)).returncode == 0
     with Session(engine) as session:
         assert session.scalars(select(WorkerProcess.queues)).all() == [[], []]
+
+
+def test_an_interrupted_action_is_continued(queue: PgQueue) -> None:
+    waiting(queue, "ada", "bob", "eve")
+    outcome = queue.operate("ada").start("cancel", Selection(task="send"))
+
+    ended = command(queue, "continue", str(outcome.entry.id), "--json")
+    again = command(queue, "continue", str(outcome.entry.id))
+
+    assert json.loads(ended.stdout) == {"counts": {"cancelled": 3}}
+    assert (again.returncode, "is finished" in again.stderr) == (1, True)
+
+
+def test_an_error_is_tried_and_muted(queue: PgQueue) -> None:
+    ids = failed(queue, 2)
+    [error] = json.loads(command(queue, "failures", "--json").stdout)["failures"]
+    named = ("--task", error["task"])
+
+    tried = command(queue, "try", "--error", error["fingerprint"])
+    muted = command(queue, "mute", error["fingerprint"], *named, "--hours", "2")
+    unknown = command(queue, "mute", "0" * 16, *named)
+
+    assert tried.stdout == f"{ids[1]}: requeued\n"
+    assert muted.stdout == "muted for 2 hours\n"
+    assert (unknown.returncode, "has not failed with this error" in unknown.stderr) == (1, True)

@@ -26,7 +26,7 @@ from pgqueue.tasks.editing import Changes
 
 FAILED = frozenset([JobStatus.FAILED])
 CANCELLED = JobFilter(statuses=frozenset([JobStatus.CANCELLED]))
-EVERY_QUEUE = JobFilter(queue="default")
+EVERY_QUEUE, OTHER_QUEUE = JobFilter(queue="default"), JobFilter(queue="other")
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 
@@ -130,7 +130,7 @@ class TestPortions:
 
         assert (found.jobs, found.skipped) == (2, 0)
         assert statuses(queue)[1] is JobStatus.CANCELLED
-        with pytest.raises(OptionError, match="does not say how to go on"):
+        with pytest.raises(OptionError, match="is finished"):
             going_on(queue, found)
 
     def test_a_named_job_that_has_moved_on_is_skipped_with_the_reason(self, queue: PgQueue) -> None:
@@ -263,6 +263,89 @@ class TestPortions:
         found = run(queue, going_on(queue, stopped))
         assert (found.jobs, found.skipped) == (2, 0)
         assert found.finished_at is not None
+
+    def test_a_job_that_is_left_is_not_searched_again(
+        self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nor are those of its portion that match still when they have been changed."""
+        monkeypatch.setattr(engine, "PORTION", 4)
+        monkeypatch.setattr(engine, "READ_AHEAD", 4)
+        with begin(queue) as session:
+            ids = [enqueue(session, key="k")]
+        ids += enqueue_many(queue.engine, 5)
+
+        found = run(queue, started(queue, "change", EVERY_QUEUE, changes=Changes(queue="other")))
+        again = run(queue, started(queue, "change", OTHER_QUEUE, changes=Changes(priority=9)))
+
+        assert (found.jobs, found.skipped, found.cursor) == (0, 6, ids[-1])
+        assert (again.jobs, again.skipped) == (0, 0)
+
+    def test_of_a_portion_that_was_killed_only_what_is_left_is_changed(
+        self, queue: PgQueue
+    ) -> None:
+        ids = enqueue_many(queue.engine, 5)
+        outcome = started(queue, "change", EVERY_QUEUE, changes=Changes(priority=9))
+        lock = text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE")
+        with begin(queue) as session:
+            session.execute(lock, {"id": ids[1]})
+            stopped = run(queue, outcome, stop_after=1)
+
+        found = run(queue, going_on(queue, stopped))
+
+        assert (stopped.jobs, stopped.left_ids) == (4, [ids[1]])
+        assert (found.jobs, found.skipped, found.left_ids) == (5, 0, [])
+
+    @pytest.mark.parametrize(
+        ("moved", "words"),
+        [
+            (
+                "WITH job AS (UPDATE pgqueue.jobs SET queue = 'other' WHERE id = :id) "
+                "UPDATE pgqueue.message_queue SET queue = 'other' WHERE target_id = :id",
+                "it does not match any more",
+            ),
+            ("DELETE FROM pgqueue.message_queue WHERE target_id = :id", "its status is "),
+        ],
+    )
+    def test_a_job_that_has_moved_on_since_it_was_found_is_left(
+        self, queue: PgQueue, moved: str, words: str
+    ) -> None:
+        first, second = enqueue_many(queue.engine, 2)
+        which = replace(EVERY_QUEUE, statuses=frozenset([JobStatus.PENDING]))
+        entered = iter(range(99))
+
+        @contextmanager
+        def moving() -> Iterator[Session]:
+            if next(entered) == 2:  # it has been found
+                if "DELETE" in moved:
+                    leased(queue, second)
+                else:
+                    execute(queue.engine, moved, id=second)
+            with begin(queue) as session:
+                yield session
+
+        ada = Operator(queue, "ada", begin=moving)
+        outcome = ada.start("change", Selection.of(which), changes=Changes(priority=9))
+        results = list(chain.from_iterable(outcome))
+
+        assert [one.id for one in results] == [first, second]
+        assert words in str(results[1])
+
+    def test_a_deadlock_with_another_transaction_is_told_as_a_lock(self, queue: PgQueue) -> None:
+        ids = cancelled(queue, 1)
+        execute(
+            queue.engine,
+            "CREATE FUNCTION public.deadlock() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION SQLSTATE '40P01'; END $$",
+        )
+        execute(
+            queue.engine,
+            "CREATE TRIGGER deadlock BEFORE UPDATE ON pgqueue.jobs"
+            " FOR EACH ROW EXECUTE FUNCTION public.deadlock()",
+        )
+
+        outcome = started(queue, "requeue", JobFilter(), ids).finish()
+
+        assert (outcome.counts, outcome.entry.finished_at is None) == ({"locked": 1}, False)
 
     def test_a_limit_counts_the_jobs_that_were_tried(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 5)
@@ -516,7 +599,7 @@ class TestTwoAtOnce:
         stopped = logged(queue, action.id)
         found = run(queue, going_on(queue, stopped))
 
-        assert (stopped.jobs, stopped.cursor) == (249, ids[99])
+        assert (stopped.jobs, stopped.cursor, stopped.left_ids) == (249, ids[-1], [ids[100]])
         assert (found.jobs, found.skipped, messages(queue)) == (250, 0, 250)
         with queue.session() as session:
             assert queue.check(session) == []

@@ -6,7 +6,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
 
 from pgqueue import (
     ArgumentsError,
@@ -17,9 +18,12 @@ from pgqueue import (
     Operator,
     OptionError,
     PgQueue,
+    Retry,
     Selection,
+    Worker,
 )
 from pgqueue.repository.operator_actions import LogEntry, OperatorActions
+from pgqueue.tasks.editing import Changes
 
 HOUR = timedelta(hours=1)
 
@@ -118,11 +122,133 @@ def test_the_other_actions_are_logged_with_their_targets(queue: PgQueue) -> None
     assert (job.status, job.is_new) == (JobStatus.BLOCKED, True)
 
 
-def test_the_newest_failed_job_of_an_error_is_tried(queue: PgQueue) -> None:
-    ids = [queue.tasks["send"].delay("ada").id for _ in range(2)]
-    queue.operate("ada").cancel(Selection(ids))
+def failed(queue: PgQueue, number: int, **options: Any) -> list[int]:
+    """Jobs that have failed."""
+    fail = queue.task(name="fail", max_attempts=1, retry=Retry.never())(lambda: 1 / 0)
+    ids = [fail.options(**options).delay().id for _ in range(number)]
+    Worker(queue).run_until_empty(timeout=60)
+    return ids
 
-    assert queue.operate("ada").try_one(Selection(task="send")) is None
+
+def test_the_newest_failed_job_is_tried(queue: PgQueue) -> None:
+    ids = failed(queue, 3)
+    queue.operate("ada").cancel(Selection(task="send"))
+    ada = queue.operate("ada")
+
+    newest = ada.try_one(Selection(task="fail"))
+    second = ada.try_one(Selection(ids[:2]))
+
+    assert [str(one.last) for one in (newest, second) if one] == [
+        f"{ids[2]}: requeued",
+        f"{ids[1]}: requeued",
+    ]
+    assert ada.try_one(Selection(task="send")) is None
+    with pytest.raises(OptionError, match="try_one: which jobs"):
+        ada.try_one(Selection())
+    with pytest.raises(OptionError, match="argument token is secret"):
+        ada.try_one(Selection(task="send", args={"token": "c4n4ry"}))
+
+
+def test_of_a_job_that_cannot_be_tried_the_reason_is_told(queue: PgQueue) -> None:
+    [job_id] = failed(queue, 1, unique_key="k")
+    queue.tasks["fail"].options(unique_key="k").delay()
+
+    outcome = queue.operate("ada").try_one(Selection(task="fail"))
+
+    assert outcome is not None
+    assert outcome.changed == 0
+    assert str(outcome.last).startswith(f"{job_id}: key taken, because job {job_id + 1}")
+
+
+def test_those_of_a_limit_are_spread_over_the_whole_time(queue: PgQueue) -> None:
+    for _ in range(4):
+        queue.tasks["send"].delay("ada")
+    ada = queue.operate("ada")
+    ada.cancel(Selection(task="send"))
+
+    outcome = ada.start("requeue", Selection(task="send"), spread=2 * HOUR, limit=2).finish()
+
+    assert outcome.entry.options == {"spread_s": 7200.0, "of": 2, "limit": 2}
+    first, second = (job.run_at for job in jobs(queue)[:2])
+    assert HOUR - timedelta(minutes=1) < second - first <= HOUR
+
+
+def test_no_job_at_all_is_no_error(queue: PgQueue) -> None:
+    assert queue.operate("ada").requeue(Selection([])).counts == {}
+    assert queue.operate("ada").requeue(Selection(task="send")).changed == 0
+
+
+@pytest.mark.parametrize(
+    ("action", "words", "error"),
+    [
+        ("requeue", {"jobs": [5]}, "the jobs are list; give a Selection"),
+        ("requeue", {"jobs": Selection([5]), "spread": 20}, "spread is 20; give a timedelta"),
+        ("requeue", {"jobs": Selection([5]), "spread": -HOUR}, "give a timedelta from 0"),
+        ("change", {"jobs": Selection([5])}, "nothing to change is given"),
+        ("start", {"action": "drop", "jobs": Selection([5])}, "no action 'drop' on jobs"),
+        ("start", {"action": "change", "jobs": Selection([5])}, "nothing to change is given"),
+        ("mute_error", {"error": "red", "task": "send", "hours": 1}, "'red' is no error"),
+        ("mute_error", {"error": 7, "task": "send", "hours": -1}, "hours"),
+        ("go_on", {"action_id": 4711}, "there is no action 4711"),
+        ("requeue", {"jobs": Selection([5]), "spread": timedelta.max}, "spread is"),
+        ("start", {"action": "cancel", "jobs": Selection([5]), "limit": 0}, "limit"),
+        ("run_now", {"jobs": Selection.from_line("status:due")}, "not due yet; these are due"),
+    ],
+)
+def test_wrong_values_are_refused(
+    queue: PgQueue, action: str, words: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(OptionError, match=error):
+        getattr(queue.operate("ada"), action)(**words)
+    assert logged(queue) == []
+
+
+def test_an_error_shows_no_arguments(queue: PgQueue, engine: Engine) -> None:
+    job_id = queue.tasks["send"].delay("ada").id
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN RAISE EXCEPTION 'no'; END $$"
+            )
+        )
+        connection.execute(
+            text(
+                "CREATE TRIGGER refuse BEFORE UPDATE ON pgqueue.jobs"
+                " FOR EACH ROW EXECUTE FUNCTION public.refuse()"
+            )
+        )
+
+    with pytest.raises(DBAPIError) as raised:
+        queue.operate("ada").change(Selection([job_id]), args={"token": "c4n4ry"})
+
+    assert "c4n4ry" not in str(raised.value)
+
+
+def test_a_task_that_the_application_does_not_have_is_not_moved(
+    queue: PgQueue, engine: Engine
+) -> None:
+    queue.tasks["send"].delay("ada")
+    other = PgQueue(engine)
+    other.task(name="plain")(lambda: None)
+
+    outcome = other.operate("ada").change(Selection(task="send"), queue="mail")
+
+    assert outcome.counts == {"refused": 1}
+
+
+def test_an_action_that_cannot_be_continued_says_why(queue: PgQueue) -> None:
+    job_id = queue.tasks["send"].delay("ada").id
+    ada = queue.operate("ada")
+    ada.cancel(Selection([job_id]))
+    ada.pause_queue("mail")
+    changes = Changes(args={"to": "bob"}, are_args_stored=True)
+    ada.start("requeue", Selection([job_id]), changes=changes)
+
+    whys = ["is finished", "is finished", "gives jobs new arguments"]
+    for action, why in zip(logged(queue), whys, strict=True):
+        with pytest.raises(OptionError, match=f"action {action.id} {why}"):
+            ada.go_on(action.id or 0)
 
 
 def test_coroutines_do_the_same(queue: PgQueue) -> None:
@@ -144,6 +270,16 @@ def test_coroutines_do_the_same(queue: PgQueue) -> None:
         ({"error": "timeout"}, "is no error as `pgqueue failures` prints it"),
         ({"took": 3}, "Selection: took must be a timedelta, not int$"),
         ({"ids": ["x"]}, "id"),
+        ({"ids": 5}, "ids is 5; give a list of ids"),
+        ({"status": 5}, "status is 5; give one status"),
+        ({"batch": 2**70}, "batch"),
+        ({"error": 2**70}, "is no error"),
+        ({"task": "a\0b"}, "task is .*; give a text"),
+        ({"text": "\ud800"}, "text is .*; give a text"),
+        ({"args": {"n": "\0"}}, "has a NUL character"),
+        ({"created_after": timedelta.max}, "longer than a hundred years"),
+        ({"are_due": True}, "there is no condition 'are_due'"),
+        ({"task": None, "status": "failed"}, "task is None; leave it out"),
     ],
     ids=str,
 )

@@ -47,8 +47,7 @@ def preview_action(asked: Asked) -> Page:
         "preview.html",
         title=f"{action.words.capitalize()} all that match",
         command=_command(action, line, spread),
-        action=action.name,
-        verb=action.words,
+        action=action,
         endpoint=f"act_{action.right}",
         is_allowed=asked.may(action.right),
         line=line,
@@ -77,7 +76,7 @@ def act(asked: Asked, right: str) -> Answer:
         raise Refused("no job is selected; nothing was changed")
     of = asked.posted_whole("of", None, 0, MOST_COUNTED)  # as the preview has counted them
     minutes = asked.posted_whole("spread", 0, 0, LONGEST_SPREAD)
-    spread = timedelta(minutes=minutes) if minutes and action == "requeue" else None
+    spread = timedelta(minutes=minutes) if minutes and ON_JOBS[action].may_spread else None
     outcome = asked.operator.start(action, jobs, spread=spread, of=of)
     return work(asked, outcome, to=None if line else asked.back())
 
@@ -94,9 +93,12 @@ def _check_interrupted(asked: Asked, id: int, right: str) -> None:
         raise Refused(f"there is no action {id}", 404)
     if found.action not in BUTTONS or ON_JOBS[found.action].right != right:
         raise Refused(f"action {id} is {found.action}, which needs another right", 403)
-    which = Selection.from_target(found.target).which
-    access = asked.access
-    for then, now in ((which.queues, access.queues), (which.tags, access.tags)):
+    jobs, access = Selection.from_target(found.target), asked.access
+    if jobs.ids is not None:
+        with asked.transaction(read_only=True) as session:
+            asked.scope(jobs).check_scope(session)
+        return
+    for then, now in ((jobs.which.queues, access.queues), (jobs.which.tags, access.tags)):
         if now is not None and (then is None or not then <= set(now)):
             raise Refused(f"action {id} has jobs that you may not see any more", 403)
 
@@ -145,7 +147,7 @@ def _filter(asked: Asked, line: str) -> Selection:
 
 
 def _command(action: Action, line: str, spread: int) -> str:
-    over = f" --spread {spread}m" if action.name == "requeue" else ""
+    over = f" --spread {spread}m" if action.may_spread else ""
     return f"pgqueue {action.command} --where '{line}'{over}" if "'" not in line else ""
 
 

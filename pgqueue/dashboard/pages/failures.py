@@ -92,9 +92,12 @@ def failure(asked: Asked, fingerprint: int) -> Page:
 def try_failure(asked: Asked, fingerprint: int) -> Done:
     """Requeue the newest job of a group, to see whether it succeeds now."""
     task = asked.posted("task")
-    job_id = asked.operator.try_one(asked.scope(Selection(task=task, error=fingerprint)))
-    if job_id is None:
+    outcome = asked.operator.try_one(asked.scope(Selection(task=task, error=fingerprint)))
+    if outcome is None or outcome.last is None:
         raise Refused("no job is failed with this error; nothing was changed", 409)
+    if not outcome.changed:
+        raise Refused(f"nothing was changed: job {outcome.last}", 409)
+    job_id = outcome.last.id
     to = asked.url("failure", fingerprint=fingerprint, task=task, tried=job_id)
     return Done("", to=to)
 

@@ -47,6 +47,7 @@ def edit_job(asked: Asked, job_id: int) -> Page:
 
 def change_job(asked: Asked, job_id: int) -> Answer:
     """Change a job as the form says: only what differs from what the form has shown."""
+    asked.check_jobs([job_id])
     asked.queue.lock_job(asked.session, job_id)  # of two forms, the second sees the first
     template, task = _template(asked, job_id)
     job = _job_of(template)

@@ -16,11 +16,11 @@ from pgqueue.errors import OptionError
 from pgqueue.filter_line import LONGEST, word_of
 from pgqueue.models import JobStatus
 from pgqueue.operations import Selection
-from pgqueue.operations.actions import DEAD, WAITING
+from pgqueue.operations.actions import ON_JOBS, WAITING
 from pgqueue.operations.selection import WRITTEN, Kind
 from pgqueue.redaction import redacted
 from pgqueue.tasks.showing import shown_arguments
-from pgqueue.views.jobs import UNFINISHED, JobLine, JobPage, PageStart, page_start, words_of
+from pgqueue.views.jobs import JobLine, JobPage, PageStart, page_start, words_of
 from pgqueue.views.queues import LastCount
 
 LIMIT = 25
@@ -127,8 +127,15 @@ def _page(asked: Asked, chosen: Selection, line: str, *, error: str = "") -> Pag
         next_start=None if next_start is None else words_of(next_start),
         conditions=CONDITIONS,
         unknown_task="" if which.task in (None, *asked.queue.tasks) else which.task,
-        requeues=bool(statuses.intersection(DEAD)),
-        cancels=bool(statuses.intersection(UNFINISHED)),
+        actions=[
+            action
+            for action in ON_JOBS.values()
+            if action.button is not None
+            and action.button.is_in_lists
+            and statuses.intersection(action.statuses)
+            and not (action.is_for_later and which.are_due)
+            and asked.may(action.right)
+        ],
         are_waiting=statuses.issubset(WAITING),
         shows_arguments=asked.may("view_arguments"),
     )

@@ -11,7 +11,7 @@ from pgqueue.errors import OptionError
 from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
 from pgqueue.operations import Selection
-from pgqueue.operations.acting import is_resumable
+from pgqueue.operations.acting import why_not_resumable
 from pgqueue.operations.actions import ACTIONS, BUTTONS, ON_JOBS
 from pgqueue.operations.engine import Result
 from pgqueue.views.log import LogEntry, error_of, target_in_words
@@ -133,7 +133,7 @@ def _waiting(action: LogEntry) -> str:
         which = Selection.from_target(action.target).which
     except OptionError:  # code of another version has written it
         return ""
-    waits = Selection(status=JobStatus.PENDING, task=which.task, queue=which.queue)
+    waits = Selection(status=JobStatus.PENDING).also(task=which.task, queue=which.queue)
     return waits.line if which.task or which.queue else ""
 
 
@@ -179,7 +179,7 @@ def _line(asked: Asked, action: LogEntry) -> str:
 
 def _endpoint(asked: Asked, action: LogEntry) -> str | None:
     """Where the user can go on with an action; None if it is finished, or without the right."""
-    if not is_resumable(action):
+    if why_not_resumable(action):
         return None
     right = ON_JOBS[action.action].right
     return f"act_{right}" if asked.may(right) and action.action in BUTTONS else None
