@@ -351,8 +351,7 @@ def list_jobs(
 
     For the next page, repeat the command with the --before that it prints.  Is fast beside millions
     of waiting or ended jobs.  A search for a rare job stops after two seconds, and says how far
-    back it has searched.  If none of the newest 1000 jobs has succeeded, --status succeeded goes on
-    further down, and names the ids that it has passed over.
+    back it has searched.
 
     \b
     Example:  pgqueue --app shop.jobs:queue jobs list --status pending --status running
@@ -366,16 +365,12 @@ def list_jobs(
             raise click.BadParameter(str(error), param_hint="--before") from error
     following = page.next_start
     shown = following if following is None or isinstance(following, int) else words_of(following)
-    more = {"searched_to": page.searched_to, "passed_over": page.passed_over}
-    print_list(JOBS, queue, page.jobs, as_json=as_json, next_before=shown, **more)
+    more = {"next_before": shown, "searched_to": page.searched_to}
+    print_list(JOBS, queue, page.jobs, as_json=as_json, **more)
     if as_json:
         return
     if not page.jobs:
         hint_at_names(queue, task=chosen.which.task, queue_name=chosen.which.queue)
-    if page.passed_over is not None:
-        lowest, highest = page.passed_over
-        passed = f"Jobs {lowest} to {highest} were passed over: to search them, add --before"
-        click.echo(f"{passed} {highest + 1}", err=True)
     if page.searched_to is not None:
         click.echo(f"Searched up to {local(page.searched_to)}: go on by --before {shown}", err=True)
     elif shown is not None:

@@ -9,10 +9,10 @@ the page says how far the search has come, and the next one goes on from there.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import cache, partial
+from functools import cache
 from time import monotonic
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -25,7 +25,6 @@ from pgqueue.repository.listing import UNFINISHED, job_ids
 from pgqueue.repository.messages import waiting_pairs
 from pgqueue.repository.reading import EPOCH, moment, readable
 from pgqueue.repository.tables import (
-    SUCCEEDED,
     Executor,
     array_of,
     array_parameter,
@@ -38,7 +37,6 @@ from pgqueue.repository.tables import (
 )
 
 PENDING_ONLY = frozenset({JobStatus.PENDING})
-SUCCEEDED_ONLY = frozenset({JobStatus.SUCCEEDED})
 
 WINDOW = 1000
 """How many rows a list reads first; the next windows are larger if this was quick."""
@@ -196,15 +194,12 @@ def newest_id() -> sa.Executable:
 
 
 @cache
-def highest_near(*, by_time: bool) -> sa.Executable:
-    """The highest of these ids at which one of the next jobs has succeeded.
-
-    ``by_time``: at which one of them was enqueued before a time.
-    """
+def highest_before() -> sa.Executable:
+    """The highest of these ids at which one of the next jobs was enqueued before a time."""
     ids = pg.unnest(array_parameter("ids", sa.BigInteger))
     given = sa.select(ids.label("id")).subquery("given")
     near = (
-        sa.select(jobs.c.outcome, jobs.c.created_at)
+        sa.select(jobs.c.created_at)
         .where(jobs.c.id >= given.c.id, jobs.c.id < _bound("before"))
         .order_by(jobs.c.id)
         .limit(sa.literal_column(str(NEAR)))
@@ -212,10 +207,9 @@ def highest_near(*, by_time: bool) -> sa.Executable:
     )
     time = sa.DateTime(timezone=True)
     at = sa.cast(sa.bindparam("at", type_=time), time)
-    fits = near.c.created_at < at if by_time else near.c.outcome == SUCCEEDED
     return (
         sa.select(given.c.id)
-        .select_from(given.join(near, fits))
+        .select_from(given.join(near, near.c.created_at < at))
         .order_by(given.c.id.desc())
         .limit(1)
     )
@@ -290,9 +284,6 @@ class JobPage:
     searched_to: datetime | None = None
     """If the search has stopped before the page was full: when the last job that it has read was
     enqueued; in a list of waiting jobs, when it is due."""
-    passed_over: tuple[int, int] | None = None
-    """Ids that were not searched: none of the newest jobs has succeeded, so that the page continues
-    further down.  A page that begins below an id passes over nothing."""
 
 
 Start = TypeVar("Start", bound=PageStart)
@@ -393,46 +384,26 @@ class Pages:
             return self._searched(Places(self._executor, which), place, limit)
         if isinstance(start, Place):
             raise OptionError("the page before was of a list with another status")
-        may_jump = asked.before is None and which.statuses == SUCCEEDED_ONLY
-        jump = partial(self._to_success, which.after or 0) if may_jump else None
-        return self._searched(Ids(self._executor, which), which.before or LAST_ID, limit, jump)
+        return self._searched(Ids(self._executor, which), which.before or LAST_ID, limit)
 
-    def _searched(
-        self,
-        windows: Windows[Start],
-        start: Start,
-        limit: int,
-        jump: Callable[[Start], tuple[Start, tuple[int, int] | None]] | None = None,
-    ) -> JobPage:
-        """Read windows until the page is full, the list ends, or the patience does.
-
-        ``jump``: where to go on if the first window has nothing, and which ids that passes over.
-        """
+    def _searched(self, windows: Windows[Start], start: Start, limit: int) -> JobPage:
+        """Read windows until the page is full, the list ends, or the patience does."""
         found: list[tuple[JobLine, Start]] = []
-        passed_over, size, began = None, WINDOW, monotonic()
+        size, began = WINDOW, monotonic()
         while True:
             opened = monotonic()
             end = windows.end(start, size)
             found += windows.read(start, end, limit + 1 - len(found))
             lines = [line for line, _ in found[:limit]]
             if len(found) > limit:
-                return JobPage(lines, found[limit - 1][1], passed_over=passed_over)
+                return JobPage(lines, found[limit - 1][1])
             if end is None:
-                return JobPage(lines, None, passed_over=passed_over)
+                return JobPage(lines, None)
             if (now := monotonic()) - began > self._patience:
-                return JobPage(lines, end, windows.time_of(end), passed_over)
+                return JobPage(lines, end, windows.time_of(end))
             start = end
-            if jump is not None and not found:
-                start, passed_over = jump(end)
-            jump = None
             size = round(size * min(GROWTH, QUICK / (now - opened)))
             size = min(max(size, WINDOW), LARGEST_WINDOW)
-
-    def _to_success(self, after: int, before: int) -> tuple[int, tuple[int, int] | None]:
-        """An id below which jobs have succeeded; also above it, there may be some of them."""
-        low, high = self._bisected(before, after)
-        start = high if low else after + 1
-        return start, (start, before - 1) if start < before else None
 
     def _narrowed(self, which: JobFilter) -> JobFilter:
         """Bound the ids of a list by its batch, and by the times of the jobs."""
@@ -445,25 +416,23 @@ class Pages:
             now, newest = self._executor.execute(newest_id(), {"before": before}).one()
             before = (newest or 0) + 1
             if (since := _at(which.created_after, now)) is not None:
-                low, _ = self._bisected(before, after, at=since - DISORDER)
+                low, _ = self._bisected(before, after, since - DISORDER)
                 after = max(after, low - 1)
             if (until := _at(which.created_before, now)) is not None:
-                _, before = self._bisected(before, after, at=until + DISORDER)
+                _, before = self._bisected(before, after, until + DISORDER)
         return replace(which, after=after or None, before=None if before == LAST_ID else before)
 
-    def _bisected(self, before: int, after: int, *, at: datetime | None = None) -> tuple[int, int]:
-        """Two ids near each other: jobs near the first one have succeeded, and the probes above the
-        second one have found none.  ``at``: none that was enqueued before this time.
+    def _bisected(self, before: int, after: int, at: datetime) -> tuple[int, int]:
+        """Two ids near each other: jobs near the first one were enqueued before a time, and the
+        probes above the second one have found none.
 
         The first id is 0 if no probe has found one.
         """
         ids: Sequence[int] = [max(before - 2**n, after + 1) for n in range(before.bit_length() + 1)]
         high = before
         while True:
-            parameters = {"ids": array_of(map(str, ids)), "before": before}
-            by_time = {} if at is None else {"at": at}
-            probes = highest_near(by_time=at is not None)
-            low = self._executor.execute(probes, parameters | by_time).scalar()
+            parameters = {"ids": array_of(map(str, ids)), "before": before, "at": at}
+            low = self._executor.execute(highest_before(), parameters).scalar()
             if low is None:
                 return 0, min(ids)
             high = min((id for id in ids if id > low), default=high)

@@ -10,11 +10,15 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from pgqueue.models import JobStatus
+from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository.follow_ups import ON_FAILED
-from pgqueue.repository.listing import JobDetails
+from pgqueue.repository.listing import UNFINISHED, JobDetails
 
 SCHEDULE = "schedule"
 """The key of a job's meta with the name of its schedule and its tick."""
+
+
+USED_UP = (AttemptEnd.FAILED, AttemptEnd.TIMEOUT, AttemptEnd.CRASHED)
 
 
 class What(StrEnum):
@@ -42,6 +46,8 @@ class Event:
     waited: timedelta | None = None
     """How long the job waited before an attempt, since its enqueue or the attempt before."""
     error: str | None = None
+    is_after_requeue: bool = False
+    """Of an attempt: whether the job was requeued before it, with all its attempts again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +82,12 @@ def trail(job: JobDetails) -> list[Event]:
     events = [Event(row["created_at"], What.ENQUEUED)]
     if row["run_at"] > row["created_at"]:
         events.append(Event(row["run_at"], What.DUE))
-    free_since = row["created_at"]
+    free_since, last = row["created_at"], 0
     for attempt in sorted(_attempts(job), key=lambda one: one.at):
-        waited = max(attempt.at - free_since, timedelta(0))
-        events.append(replace(attempt, waited=waited))
+        waited, number = max(attempt.at - free_since, timedelta(0)), attempt.attempt or 0
+        events.append(replace(attempt, waited=waited, is_after_requeue=number <= last))
         free_since = attempt.until or attempt.at
+        last = 0 if attempt.outcome == AttemptEnd.INTERRUPTED else number  # has used up none
     for name, what in (
         ("cancel_requested_at", What.CANCEL_REQUESTED),
         ("kill_requested_at", What.KILL_REQUESTED),
@@ -90,6 +97,21 @@ def trail(job: JobDetails) -> list[Event]:
     if row["finished_at"] is not None:
         events.append(Event(row["finished_at"], What.ENDED, outcome=job.status))
     return sorted(events, key=lambda event: event.at)
+
+
+def was_requeued(job: JobDetails) -> bool:
+    """Whether more attempts have ended than the job counts: a requeue counts from the beginning."""
+    ended = sum(attempt.outcome in USED_UP for attempt in job.past_attempts)
+    return bool(ended + (job.status is JobStatus.SUCCEEDED) > job.columns["attempts"])
+
+
+def waits_after_requeue(job: JobDetails) -> bool:
+    """Whether a job waits after a requeue, with all its attempts again."""
+    attempts = [event for event in trail(job) if event.what is What.ATTEMPT]
+    if job.status not in UNFINISHED or job.holder is not None or not attempts:
+        return False
+    last = attempts[-1]
+    return last.outcome != AttemptEnd.INTERRUPTED and job.columns["attempts"] < (last.attempt or 0)
 
 
 def stretches(job: JobDetails) -> list[Stretch]:

@@ -112,7 +112,8 @@ def all_pages(
 
 
 class TestPages:
-    @pytest.mark.parametrize("name", PAGES)
+    # Of the succeeded, no index tells where they are: they are searched, for a bounded time.
+    @pytest.mark.parametrize("name", sorted(PAGES.keys() - {"succeeded"}))
     def test_come_by_keys_beside_many_ended_jobs(self, history: Connection, name: str) -> None:
         which = PAGES[name]
         with plans_of(history) as plans:
@@ -125,8 +126,6 @@ class TestPages:
             assert {job.status for job in page.jobs} <= which.statuses
         for plan in plans.seen:
             assert_no_scan_of_jobs(plan)
-        if name == "succeeded":
-            assert sum(plan.rows_of("jobs") for plan in plans.seen) < WAITING
 
     def test_follow_each_other_without_a_gap(self, history: Connection) -> None:
         statuses = frozenset({JobStatus.RUNNING, JobStatus.PENDING})
@@ -204,18 +203,12 @@ class TestPagesOfSucceededJobs:
         assert ids == Listing(history).ids(which)[::-1]
         assert {len(page) for page in pages[:-1]} == {10_000}
 
-    def test_pass_over_many_that_wait_and_say_so(self, history: Connection) -> None:
-        page = Pages(history, patience=AT_EASE).page(SUCCEEDED, limit=LIMIT)
+    def test_beside_many_that_wait_say_how_far_the_search_has_come(
+        self, history: Connection
+    ) -> None:
+        page = Pages(history, patience=AT_ONCE).page(SUCCEEDED, limit=LIMIT)
 
-        assert page.passed_over is not None
-        lowest, highest = page.passed_over
-        assert all(job.id < lowest for job in page.jobs)
-        among = replace(SUCCEEDED, after=lowest - 1, before=highest + 1)
-        between = Listing(history).ids(among)[::-1]
-        pages = Pages(history, patience=AT_EASE)
-        passed = pages.page(SUCCEEDED, limit=len(between), start=highest + 1)
-        assert [job.id for job in passed.jobs] == between
-        assert passed.passed_over is None
+        assert (page.jobs, page.searched_to is None) == ([], False)
 
 
 class TestSearches:
@@ -240,7 +233,7 @@ class TestSearches:
     def test_say_how_far_they_have_come(self, history: Connection) -> None:
         page = Pages(history, patience=AT_ONCE).page(JobFilter(task="none"), limit=LIMIT)
 
-        assert (page.jobs, page.passed_over) == ([], None)
+        assert page.jobs == []
         assert isinstance(page.next_start, int)
         stopped = (
             Pages(history, patience=AT_EASE)

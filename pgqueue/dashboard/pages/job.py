@@ -12,12 +12,18 @@ from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
 from pgqueue.models import JobStatus
 from pgqueue.operations import Selection
 from pgqueue.operations.actions import BUTTONS, DEAD, ON_JOBS, WAITING, Action
-from pgqueue.outcomes import AttemptEnd
 from pgqueue.redaction import MASK, redacted
 from pgqueue.tasks import Task
 from pgqueue.tasks.showing import masked, secrets_of, without_keys, without_values
 from pgqueue.views.jobs import NOT_YOURS, UNFINISHED, JobDetails
-from pgqueue.views.trail import follow_up_of, schedule_of, stretches, trail
+from pgqueue.views.trail import (
+    follow_up_of,
+    schedule_of,
+    stretches,
+    trail,
+    waits_after_requeue,
+    was_requeued,
+)
 from pgqueue.views.why import Kind, Name, why
 
 PAGES: dict[str, tuple[str, str | None]] = {
@@ -30,7 +36,6 @@ PAGES: dict[str, tuple[str, str | None]] = {
     "schedule": ("schedules", None),
 }
 """The page about each kind of name, and its parameter; None for a page with all of them."""
-USED_UP = (AttemptEnd.FAILED, AttemptEnd.TIMEOUT, AttemptEnd.CRASHED)
 LONGEST_VALUE = 100_000
 """Characters of a value that a page shows."""
 MOST_ATTEMPTS = 50
@@ -100,7 +105,8 @@ def job(asked: Asked, job_id: int) -> Page:
             ([_word(asked, part) for part in one.words], one.remedy)
             for one in why(found, asked.queue.tasks)
         ],
-        is_requeued=_is_requeued(found),
+        is_requeued=was_requeued(found),
+        waits_after_requeue=waits_after_requeue(found),
         is_unfinished=found.status in UNFINISHED,
         steps=_steps(found),
         events=events[-MOST_EVENTS:],
@@ -203,12 +209,6 @@ def _steps(job: JobDetails) -> list[dict[str, Any]]:
     if job.status in WAITING and job.columns["run_at"] > job.read_at:
         steps[-1]["label"] = f"due in {span(job.columns['run_at'] - job.read_at)}"
     return steps
-
-
-def _is_requeued(job: JobDetails) -> bool:
-    """Whether more attempts have ended than the job counts: a requeue counts from the beginning."""
-    ended = sum(attempt.outcome in USED_UP for attempt in job.past_attempts)
-    return bool(ended + (job.status is JobStatus.SUCCEEDED) > job.columns["attempts"])
 
 
 def _values(task: Task[..., Any] | None, args: Any) -> list[Value]:
