@@ -99,9 +99,9 @@ def test_a_server_that_is_killed_in_an_action_loses_nothing_and_doubles_nothing(
     tmp_path: Path, database_url: str, engine: Engine
 ) -> None:
     with Session(engine) as session:
-        ids = enqueue_many(session, 250)
+        ids = enqueue_many(session, 750)
         PgQueue(engine).cancel_where(session, queue="default")
-        session.execute(text(WAIT_IN_THE_MIDDLE.format(id=ids[149])))
+        session.execute(text(WAIT_IN_THE_MIDDLE.format(id=ids[599])))
         session.commit()
     form = {"action": "requeue", "q": "status:cancelled"}
 
@@ -127,8 +127,8 @@ def test_a_server_that_is_killed_in_an_action_loses_nothing_and_doubles_nothing(
     with Session(engine) as session:
         [action] = OperatorActions(session).newest(limit=9)
         assert PgQueue(engine).check(session) == []
-    assert stopped == 100
-    assert (action.jobs, action.skipped, count(engine)) == (250, 0, 250)
+    assert stopped == 500
+    assert (action.jobs, action.skipped, count(engine)) == (750, 0, 750)
     assert action.cursor == ids[-1]
 
 
