@@ -15,7 +15,7 @@ from pgqueue.database.callers import may_notify
 from pgqueue.database.collecting import note_for_batch
 from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository.enqueue import Enqueued, Enqueues, KeyHolder, Placed
+from pgqueue.repository.enqueue import Enqueues, Placed
 from pgqueue.repository.jobs import Jobs, raising_duplicate
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import A_WRITE
@@ -49,37 +49,25 @@ _AS_NEW: dict[str, Any] = {
 }
 
 
-def held_job(session: Session, holding: KeyHolder) -> Job | None:
-    """Return the job that has a unique key; None if it has been deleted since.
+def found_job(session: Session, placed: Placed) -> Job | None:
+    """Return the job that holds a unique key, found, changed or created by an enqueue.
 
-    Loads the columns that the role may read; of a job on another node, only its id.
+    Returns None if it has been deleted since: an enqueue does not lock a job that it leaves
+    unchanged.  Loads the columns that the role may read; of a job on another node, only its id.
     """
-    if not holding.is_here:
+    if not placed.is_here:
         elsewhere = dispatch_at_flush(Job())
         elsewhere.is_new = False
-        set_committed_value(elsewhere, "id", holding.id)
+        set_committed_value(elsewhere, "id", placed.id)
         make_transient_to_detached(elsewhere)
         return elsewhere
     with session.no_autoflush:
-        if holding.is_readable:
-            job = _load(session, holding.id)
+        if placed.is_readable:
+            job = _load(session, placed.id, populate_existing=not placed.is_held)
         else:
-            job = _load(session, holding.id, load_only(*READ_BY_ENQUEUERS), times=["run_at"])
+            job = _load(session, placed.id, load_only(*READ_BY_ENQUEUERS), times=["run_at"])
     if job is not None:
-        job.is_new = False  # this Session may have created it before
-    return job
-
-
-def placed_job(session: Session, placed: Placed) -> Job | None:
-    """Return a job that an enqueue has created or changed, as its row is now.
-
-    None if the job has been deleted since: a job that cannot be postponed further is not locked.
-    Loads all columns, because a role that may change a job may read them.
-    """
-    with session.no_autoflush:
-        job = _load(session, placed.id, populate_existing=True)
-    if job is not None:
-        job.is_new = placed.is_new
+        job.is_new = placed.is_new  # this Session may have created it before
     return job
 
 
@@ -167,14 +155,13 @@ def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
     notify = not is_quiet and may_notify(connection)
     unique_key = job.unique_key
 
-    def dispatch() -> Enqueued:
+    def dispatch() -> tuple[datetime, datetime]:
         return Enqueues(connection).dispatch(
             job.id, unique=unique_key is not None, notify=notify, limited=job.limit_keys is not None
         )
 
-    enqueued = raising_duplicate(dispatch, job, unique_key)
-    times = {"run_at": enqueued.run_at, "created_at": enqueued.created_at}
-    _set_loaded(job, {**_AS_NEW, **times})
+    run_at, created_at = raising_duplicate(dispatch, job, unique_key)
+    _set_loaded(job, {**_AS_NEW, "run_at": run_at, "created_at": created_at})
     set_committed_value(job, "held_unique_key", unique_key)
     note_for_batch(object_session(job), [job.id])
 

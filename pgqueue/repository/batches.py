@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from pgqueue.errors import BatchEnded, BatchNotFound
 from pgqueue.models import JobStatus
-from pgqueue.repository.enqueue import Enqueued, Enqueues, NewJob
+from pgqueue.repository.enqueue import Enqueues, NewJob
 from pgqueue.repository.reading import moment
 from pgqueue.repository.references import Reference, is_free
 from pgqueue.repository.tables import (
@@ -613,11 +613,10 @@ class Batches:
         callback_id = None
         if document is not None:
             callback = Callback.of(document, notify=notify)
-            enqueued = Enqueues(self._executor).enqueue(
+            placed = Enqueues(self._executor).enqueue(
                 callback.new, callback.args, unique_key=None, limit_keys=callback.limit_keys
             )
-            assert isinstance(enqueued, Enqueued), "it has no unique key"
-            callback_id = enqueued.id
+            callback_id = placed.id
         self._run(
             end_batch(),
             batch_id,

@@ -1,12 +1,12 @@
 """Enqueue: a job and its message in one statement of the caller's transaction."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -258,8 +258,9 @@ _WAKE_UP = sa.select(wake_up_call())
 
 NodeKey = int | str | UUID
 
-TRIES_FOR_A_KEY = 20
-"""How often an enqueue is tried while its key is taken by jobs that end before they are read."""
+PlacedAs = TypeVar("PlacedAs")
+
+_TRIES_FOR_A_KEY = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,14 +320,6 @@ class NewJob:
         return parameters
 
 
-class Enqueued(NamedTuple):
-    """The values that the database chose for a new job."""
-
-    id: int
-    run_at: datetime
-    created_at: datetime
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """What one job of an enqueue has of its own, in its stored form."""
@@ -345,20 +338,21 @@ class Placed(NamedTuple):
     """The job that a row of an enqueue has created, found or changed."""
 
     id: int
-    is_new: bool
+    is_new: bool = False
     """False for a job that already held the key."""
     is_changed: bool = False
     """Whether the enqueue has changed the job, or could not postpone it beyond ``at_most``."""
-
-
-class KeyHolder(NamedTuple):
-    """The job that has a unique key."""
-
-    id: int
-    is_readable: bool
+    is_readable: bool = True
     """Whether the role may read the whole job, or only the columns needed to enqueue."""
     is_here: bool = True
     """False for a job on another node, where this session reads nothing."""
+    times: tuple[datetime, datetime] | None = None
+    """``run_at`` and ``created_at`` of a new job, where the statement returns them."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the job held the key and stays as it was."""
+        return not (self.is_new or self.is_changed)
 
 
 class Enqueues:
@@ -381,12 +375,23 @@ class Enqueues:
 
     def enqueue(
         self, new: NewJob, text: str, *, unique_key: str | None, limit_keys: str | None = None
-    ) -> Enqueued | KeyHolder:
+    ) -> Placed:
         """Insert a job; returns the values that the database chose, or the job that holds the key.
 
         ``text``: its arguments as JSON.
 
         Use :meth:`enqueue_unique_chunk` for an enqueue that may change the holder.
+        """
+        keys = {"unique_key": unique_key, "limit_keys": limit_keys}
+        return until_placed(partial(self.try_to_enqueue, new, text, **keys), new, unique_key)
+
+    def try_to_enqueue(
+        self, new: NewJob, text: str, *, unique_key: str | None, limit_keys: str | None = None
+    ) -> Placed | None:
+        """Insert a job as :meth:`enqueue` does, in one try.
+
+        Returns None if the holder of the key has ended since the insert, so that the key is free
+        again.
         """
         if new.node is not None:
             keys = {"unique_key": unique_key, "limit_keys": limit_keys}
@@ -404,18 +409,13 @@ class Enqueues:
             parameters["limit_keys"] = limit_keys
         if unique_key is None:
             [row] = fetch(self._executor, statement, parameters)
-            return Enqueued(*row[:3])
+            return _created(*row[:3])
         parameters["unique_key"] = unique_key
-        for _ in range(TRIES_FOR_A_KEY):
-            if rows := fetch(self._executor, statement, parameters):
-                return Enqueued(*rows[0][:3])
-            holder = holders(self._executor, new.queue, [unique_key]).get(unique_key)
-            if holder is not None:
-                return holder
-            # The holder has ended since the insert, so the key is free again.
-        raise key_never_free_error(new, unique_key)
+        if rows := fetch(self._executor, statement, parameters):
+            return _created(*rows[0][:3])
+        return holders(self._executor, new.queue, [unique_key]).get(unique_key)
 
-    def _enqueue_on_node(self, new: NewJob, values: dict[str, Any]) -> Enqueued | KeyHolder:
+    def _enqueue_on_node(self, new: NewJob, values: dict[str, Any]) -> Placed | None:
         """The same by the function of ``pgqueue.schema.on_all_nodes``, which Citus calls on a node.
 
         Notifies here, where workers of all nodes listen: a transaction that has sent a notification
@@ -425,14 +425,13 @@ class Enqueues:
             values["delay"] = new.delay.total_seconds()
         parameters = {"key": new.node, "job": json.dumps(values, default=str)}
         call = _DELEGATED.get(type(new.node), _DELEGATED[UUID])  # also for a driver's own UUID
-        for _ in range(TRIES_FOR_A_KEY):
-            for id, *times, is_new in fetch(self._executor, call, parameters):
-                if not is_new:
-                    return KeyHolder(id, is_readable=False, is_here=False)
-                if new.notify:
-                    fetch(self._executor, _WAKE_UP, {})
-                return Enqueued(id, *times)
-        raise key_never_free_error(new, values["unique_key"])
+        for id, *times, is_new in fetch(self._executor, call, parameters):
+            if not is_new:
+                return Placed(id, is_here=False)
+            if new.notify:
+                fetch(self._executor, _WAKE_UP, {})
+            return _created(id, *times)
+        return None
 
     def enqueue_chunk(self, new: NewJob, *, documents: str) -> list[int]:
         """Insert a chunk of jobs from a JSON array of their arguments; returns ids in order."""
@@ -459,16 +458,20 @@ class Enqueues:
         meanwhile, and wait for one of our keys.  So roll back to the savepoint, which frees our
         keys, and try each half of the rows separately.
         """
-        # Several rows are split instead of tried again.
-        for _ in range(1 if len(rows) > 1 else TRIES_FOR_A_KEY):
+
+        def try_to_enqueue() -> list[Placed] | None:
             with self._executor.begin_nested() as savepoint:
                 placed = self._enqueue_unless_taken(new, rows)
                 jobs = [job for job in placed if job is not None]
                 if len(jobs) == len(rows):
                     return jobs
                 savepoint.rollback()
+                return None
+
         if len(rows) == 1:
-            raise key_never_free_error(new, rows[0].unique_key)
+            return until_placed(try_to_enqueue, new, rows[0].unique_key)
+        if (jobs := try_to_enqueue()) is not None:
+            return jobs
         middle = len(rows) // 2
         first = self._enqueue_in_order(new, rows[:middle])
         return first + self._enqueue_in_order(new, rows[middle:])
@@ -497,26 +500,32 @@ class Enqueues:
         taken_keys = {key for key in keys if key is not None} - created.keys()
         # The statement's snapshot shows no holder that was committed after it began.
         if taken_keys:
-            holder_of = holders(self._executor, new.queue, sorted(taken_keys))
-            held |= {key: Placed(holder.id, is_new=False) for key, holder in holder_of.items()}
+            held |= holders(self._executor, new.queue, sorted(taken_keys))
         placed = {**held, **created}
         return [next(keyless) if key is None else placed.get(key) for key in keys]
 
-    def dispatch(self, job_id: int, *, unique: bool, notify: bool, limited: bool) -> Enqueued:
-        """Insert the message of a job that a flush has just inserted."""
+    def dispatch(
+        self, job_id: int, *, unique: bool, notify: bool, limited: bool
+    ) -> tuple[datetime, datetime]:
+        """Insert the message of a job that a flush has just inserted; returns ``run_at`` and
+        ``created_at``."""
         statement = dispatch_flushed_job(unique=unique, notify=notify, limited=limited)
         row = self._executor.execute(statement, {"job_id": job_id}).one()
-        return Enqueued(job_id, *row[:2])
+        return row[0], row[1]
 
 
-def holders(executor: Executor, queue: str, keys: Iterable[str]) -> dict[str, KeyHolder]:
+def _created(id: int, run_at: datetime, created_at: datetime) -> Placed:
+    return Placed(id, is_new=True, times=(run_at, created_at))
+
+
+def holders(executor: Executor, queue: str, keys: Iterable[str]) -> dict[str, Placed]:
     """Return the jobs of a queue that hold these keys, or of all queues: all keys have
     the same scope."""
     keys = list(keys)
     parameters = {"queue": queue, "keys": json.dumps(keys)}
     across = any(map(is_across_queues, keys))
     rows = executor.execute(holders_of_unique_keys(across=across), parameters)
-    return {key: KeyHolder(id, is_readable) for id, key, is_readable in rows}
+    return {key: Placed(id, is_readable=is_readable) for id, key, is_readable in rows}
 
 
 def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
@@ -533,7 +542,7 @@ def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> 
         # however many callers try to postpone them.
         parameters = {**_names_and_documents(new, rows), "at_most": unique.at_most}
         at_bound = executor.execute(unique_keys.holders_at_bound(), parameters)
-        placed = {key: Placed(id, is_new=False, is_changed=True) for id, key in at_bound}
+        placed = {key: Placed(id, is_changed=True) for id, key in at_bound}
     unplaced = [row for row in rows if row.unique_key not in placed]
     without_key = _insert_or_lock(executor, new, unplaced, placed)
     rows_with_taken_key = _missing(unplaced, placed)
@@ -548,8 +557,7 @@ def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> 
                 executor, new, [row for row in started if row.unique_key in freed], placed
             )
         if unchanged := [str(row.unique_key) for row in _missing(rows_with_taken_key, placed)]:
-            holder_of = holders(executor, new.queue, unchanged)
-            placed |= {key: Placed(holder.id, is_new=False) for key, holder in holder_of.items()}
+            placed |= holders(executor, new.queue, unchanged)
     keyless = iter(without_key)
     keys = [row.unique_key for row in rows]
     return [next(keyless) if key is None else placed[key] for key in keys]
@@ -590,7 +598,7 @@ def _changed(
     named = {f"{NEW}{name}": value for name, value in new.parameters().items()}
     parameters = {**named, **_documents(rows), **bound}
     changed = executor.execute(statement, parameters)
-    return {key: Placed(id, is_new=False, is_changed=True) for id, key, _ in changed}
+    return {key: Placed(id, is_changed=True) for id, key, _ in changed}
 
 
 def _names_and_documents(new: NewJob, rows: Sequence[Row]) -> dict[str, Any]:
@@ -602,8 +610,19 @@ def _documents(rows: Sequence[Row]) -> dict[str, str]:
     return {"documents": json.dumps([row.values() for row in rows])}
 
 
-def key_never_free_error(new: NewJob, unique_key: str | None) -> DuplicateJob:
-    return DuplicateJob(
+def until_placed(
+    try_to_place: Callable[[], PlacedAs | None], new: NewJob, unique_key: str | None
+) -> PlacedAs:
+    """Try to place a job until it is placed, or the job that holds its unique key is read.
+
+    A try returns None if the holder has ended between the statement that met it and the one that
+    reads it.  Raises DuplicateJob if the holder never becomes visible, as in a transaction whose
+    snapshot is older.
+    """
+    for _ in range(_TRIES_FOR_A_KEY):
+        if (placed := try_to_place()) is not None:
+            return placed
+    raise DuplicateJob(
         f"task {new.task}: the unique key {unique_key!r} in queue {new.queue!r} is held by a job "
         f"this transaction cannot see; enqueue again in a new transaction"
     )

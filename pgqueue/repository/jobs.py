@@ -16,7 +16,7 @@ from pgqueue.errors import DuplicateJob
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository import invariants
 from pgqueue.repository.admit import Admissions
-from pgqueue.repository.enqueue import KeyHolder, holders
+from pgqueue.repository.enqueue import Placed, holders
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.invariants import Violation
 from pgqueue.repository.messages import (
@@ -689,7 +689,7 @@ class Jobs:
             with self._executor.begin_nested():
                 return action()
 
-        def holder() -> KeyHolder | None:
+        def holder() -> Placed | None:
             return holders(self._executor, queue, [key]).get(key)
 
         done: Change = raising_duplicate(in_savepoint, job_id, key, holder)
@@ -711,7 +711,7 @@ def raising_duplicate(
     action: Callable[[], Any],
     job: Job | int,
     unique_key: str | None,
-    holder: Callable[[], KeyHolder | None] = lambda: None,
+    holder: Callable[[], Placed | None] = lambda: None,
 ) -> Any:
     """Run a statement that may take a unique key; if another job has it, raise DuplicateJob."""
     try:

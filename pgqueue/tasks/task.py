@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
 from sqlalchemy import Connection, func
@@ -16,7 +17,7 @@ from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
 from pgqueue.database.collecting import COLLECTING, note_for_batch
-from pgqueue.database.flush import dispatch_at_flush, held_job, loaded_job, placed_job
+from pgqueue.database.flush import dispatch_at_flush, found_job, loaded_job
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
 from pgqueue.meta import checked_meta, meta_text
 from pgqueue.models import Job
@@ -25,13 +26,11 @@ from pgqueue.redaction import is_secret, unmaskable
 from pgqueue.repository.batches import Callback
 from pgqueue.repository.deadlines import DUE
 from pgqueue.repository.enqueue import (
-    TRIES_FOR_A_KEY,
-    Enqueued,
     Enqueues,
-    KeyHolder,
     NewJob,
+    Placed,
     Row,
-    key_never_free_error,
+    until_placed,
 )
 from pgqueue.repository.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
 from pgqueue.repository.jobs import JobValues
@@ -197,25 +196,25 @@ class Task(Generic[P, R]):
         encoded = self._with_period(connection, new, encoded)
         if new.node is not None and target.info.get(COLLECTING) is not None:
             self._refuse_node("a batch")
-        if new.changes_holder:
-            return self._enqueue_or_change(target, connection, encoded, new)
-        for _ in range(TRIES_FOR_A_KEY):
+
+        def place() -> Job | None:
             with translated_errors():
-                row = self._insert(connection, new, encoded)
-            if isinstance(row, Enqueued):
-                note_for_batch(target, [row.id])
-                job = self._loaded_job(row, encoded, new)
-                # The row is written and needs no flush, so a mapper event may enqueue too:
-                # SQLAlchemy warns of an add there, because the flush would miss new or changed
-                # objects.
-                if new.node is None:
-                    Session.add(target, job, _warn=False)
-                return job
-            check_holder(self._options, row.id, encoded.unique_key)
-            if (held := held_job(target, row)) is not None:
-                note_for_batch(target, [held.id])
-                return held
-        raise key_never_free_error(new, encoded.unique_key)
+                placed = self._place(connection, new, encoded)
+            if placed is None:
+                return None
+            if placed.times is None:
+                return found_job(target, placed)
+            job = self._loaded_job(placed.id, placed.times, encoded, new)
+            # The row is written and needs no flush, so a mapper event may enqueue too:
+            # SQLAlchemy warns of an add there, because the flush would miss new or changed
+            # objects.
+            if new.node is None:
+                Session.add(target, job, _warn=False)
+            return job
+
+        job = until_placed(place, new, encoded.unique_key)
+        note_for_batch(target, [job.id])
+        return job
 
     async def enqueue_async(
         self,
@@ -326,20 +325,23 @@ class Task(Generic[P, R]):
                 session.expunge(changed)  # as loaded: the COMMIT would expire it
                 return changed
         encoded, new = self._encoded(args, kwargs), self._job_values_now()
-        for _ in range(TRIES_FOR_A_KEY):
+
+        def place() -> Job | None:
             # In autocommit one statement is one transaction, which saves two round trips.
             with self.owner.autocommitting() as connection, translated_errors():
                 in_period = self._with_period(connection, new, encoded)
-                row = self._insert(connection, new, in_period)
-            if isinstance(row, Enqueued):
-                return self._loaded_job(row, in_period, new)
-            check_holder(self._options, row.id, in_period.unique_key)
+                placed = self._place(connection, new, in_period)
+            if placed is None:
+                return None
+            if placed.times is not None:
+                return self._loaded_job(placed.id, placed.times, in_period, new)
             with self.owner.session() as session:
                 session.begin()  # if its sessionmaker has autobegin=False
-                if (job := held_job(session, row)) is not None:
-                    session.expunge_all()
-                    return job
-        raise key_never_free_error(new, in_period.unique_key)
+                job = found_job(session, placed)
+                session.expunge_all()
+                return job
+
+        return until_placed(place, new, encoded.unique_key)
 
     def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
         """Return the same task with other options for the jobs enqueued through it.
@@ -382,11 +384,8 @@ class Task(Generic[P, R]):
         its unique key."""
         new = _for_connection(job.new, connection)
         encoded = self._with_period(connection, new, job.encoded)
-        if not new.changes_holder:
-            return self._insert(connection, new, encoded).id
-        self._refuse_autocommit(connection)
-        [placed] = Enqueues(connection).enqueue_unique_chunk(new, [encoded])
-        return placed.id
+        write = functools.partial(self._write, connection, new, encoded)
+        return until_placed(write, new, encoded.unique_key).id
 
     def edited(
         self, job: JobValues, args: Mapping[str, Any], *, are_stored: bool
@@ -532,11 +531,25 @@ class Task(Generic[P, R]):
             return job.unique_key
         return None if new is None else f"{period}{new}"
 
-    def _insert(
-        self, connection: Connection, new: NewJob, encoded: EncodedCall
-    ) -> Enqueued | KeyHolder:
+    def _place(self, connection: Connection, new: NewJob, encoded: EncodedCall) -> Placed | None:
+        """Write a job, or change or find the job that holds its unique key.
+
+        Returns None if the holder has ended since.  Raises DuplicateJob if the call must not get
+        the holder.
+        """
+        placed = self._write(connection, new, encoded)
+        if placed is not None and placed.is_held:
+            check_holder(self._options, placed.id, encoded.unique_key)
+        return placed
+
+    def _write(self, connection: Connection, new: NewJob, encoded: EncodedCall) -> Placed | None:
+        if new.changes_holder:
+            where = f"{self._where}: on_conflict={self._options.conflict!r}"
+            refuse_autocommit(connection, where, instead="another on_conflict")
+            [placed] = Enqueues(connection).enqueue_unique_chunk(new, [encoded])
+            return placed
         keys = {"unique_key": encoded.unique_key, "limit_keys": encoded.limit_keys}
-        return Enqueues(connection).enqueue(new, encoded.text, **keys)
+        return Enqueues(connection).try_to_enqueue(new, encoded.text, **keys)
 
     def _with_period(
         self, connection: Connection, new: NewJob, encoded: EncodedCall
@@ -561,9 +574,12 @@ class Task(Generic[P, R]):
             meta |= checked_meta(where, source(self) or {})
         return replace(self._job_values, meta=meta_text(where, {**meta, **of_task}))
 
-    def _loaded_job(self, enqueued: Enqueued, encoded: EncodedCall, new: NewJob) -> Job:
+    def _loaded_job(
+        self, id: int, times: tuple[datetime, datetime], encoded: EncodedCall, new: NewJob
+    ) -> Job:
         return loaded_job(
-            *enqueued,
+            id,
+            *times,
             task=self.name,
             queue=new.queue,
             priority=new.priority,
@@ -576,25 +592,6 @@ class Task(Generic[P, R]):
             raise OptionError(
                 f"{self._where}: {what} takes no node; omit it, and open a session on the node"
             )
-
-    def _enqueue_or_change(
-        self, session: Session, connection: Connection, encoded: EncodedCall, new: NewJob
-    ) -> Job:
-        """Enqueue a job, or change the waiting job that holds its unique key."""
-        self._refuse_autocommit(connection)
-        for _ in range(TRIES_FOR_A_KEY):
-            with translated_errors():
-                [placed] = Enqueues(connection).enqueue_unique_chunk(new, [encoded])
-            if not (placed.is_new or placed.is_changed):
-                check_holder(self._options, placed.id, encoded.unique_key)
-            if (job := placed_job(session, placed)) is not None:
-                note_for_batch(session, [job.id])
-                return job
-        raise key_never_free_error(new, encoded.unique_key)
-
-    def _refuse_autocommit(self, connection: Connection) -> None:
-        where = f"{self._where}: on_conflict={self._options.conflict!r}"
-        refuse_autocommit(connection, where, instead="another on_conflict")
 
     async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
         function: Callable[..., Any] = self.function
@@ -654,7 +651,7 @@ def _enqueue_unique(
         part = order[start : start + per_statement]
         placed = enqueues.enqueue_unique_chunk(new, [rows[index] for index in part])
         for index, job in zip(part, placed, strict=True):
-            if not (job.is_new or job.is_changed):
+            if job.is_held:
                 check_holder(options, job.id, keys[index])
             job_ids[index] = job.id
     return [job_ids[row_of[index]] for index in range(len(keys))]
