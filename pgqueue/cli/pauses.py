@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from pgqueue.checks import check_known_task_name, check_queue_name
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.operators import operator_of, reason_option
 from pgqueue.cli.options import (
@@ -85,6 +86,10 @@ def _set_paused(
         raise click.UsageError("name a queue, a task with --task, or a key with --limit, --key")
     if (limit is None) != (key is None):
         raise click.UsageError("give --limit and --key together")
+    for name in queues:
+        check_queue_name(name)
+    for name in tasks:
+        check_known_task_name(name)
     queue = given.database()
     operator = operator_of(queue, reason)
     before = _limits(queue) if key is not None else []

@@ -207,7 +207,7 @@ class Operator:
                 last_id=jobs.ids[-1] if jobs.ids else last_id,
             )
             entry = self._written(session, entry)
-        return self._outcome(entry, changes)
+        return self._outcome(entry, changes, names_others=not jobs.is_scoped)
 
     def go_on(self, action_id: int) -> Outcome:
         """Return an action on jobs that was interrupted, to do what is left of it.
@@ -439,11 +439,13 @@ class Operator:
         self._unlogged()
         return entry
 
-    def _outcome(self, entry: LogEntry, changes: Changes | None) -> Outcome:
+    def _outcome(
+        self, entry: LogEntry, changes: Changes | None, *, names_others: bool = True
+    ) -> Outcome:
         def prepare(session: Session) -> ActionContext:
             return self.queue.action_context(executor(session), changes)
 
-        return Outcome(entry, self._begin, prepare)
+        return Outcome(entry, self._begin, prepare, names_others=names_others)
 
 
 def why_not_resumable(entry: LogEntry) -> str:

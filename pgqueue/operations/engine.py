@@ -105,7 +105,10 @@ class Outcome:
     last: Result | None
     """The result for the last job so far."""
 
-    def __init__(self, entry: LogEntry, begin: Begin, prepare: Prepare) -> None:
+    def __init__(
+        self, entry: LogEntry, begin: Begin, prepare: Prepare, *, names_others: bool = True
+    ) -> None:
+        """``names_others``: whether a result may name another job."""
         self.entry = entry
         self.counts = Counter()
         self.left = []
@@ -114,6 +117,7 @@ class Outcome:
         self._prepare = prepare
         self._action = ACTIONS[entry.action]
         self._jobs = Selection.from_target(entry.target).upto(entry.last_id)
+        self._names_others = names_others and not self._jobs.is_scoped
         self._rest = self._steps()
 
     @property
@@ -219,7 +223,9 @@ class Outcome:
             if not is_meant or job_id not in self._jobs.matching(session, [job_id]):
                 why = "it does not match any more" if is_meant else f"its status is {status}"
                 return Result(job_id, UNCHANGED, why)
-        result = _change(self._prepare(session), action, job_id, run_at)
+        result = _change(
+            self._prepare(session), action, job_id, run_at, names_others=self._names_others
+        )
         if result.change != UNCHANGED:
             return result
         status = listing.status(job_id)
@@ -290,14 +296,21 @@ def within(selection: Selection, action: Action, context: ActionContext) -> Coun
         after = found[-1].id if end is None else end
 
 
-def _change(context: ActionContext, action: Action, job_id: int, run_at: datetime | None) -> Result:
+def _change(
+    context: ActionContext,
+    action: Action,
+    job_id: int,
+    run_at: datetime | None,
+    *,
+    names_others: bool,
+) -> Result:
     assert action.one is not None
     try:
         return Result(job_id, action.one(context, job_id, run_at).name.lower())
     except JobNotFound as error:
         return Result(job_id, NOT_FOUND, str(error))
     except DuplicateJob as error:
-        holder = f"job {error.holder}" if error.holder else "another job"
+        holder = f"job {error.holder}" if error.holder and names_others else "another job"
         of_queue = "" if KEY_ACROSS_QUEUES in str(error) else " of its queue"
         return Result(job_id, KEY_TAKEN, f"{holder}{of_queue} has its unique key")
     except (ArgumentsError, OptionError, PayloadError, UnknownTask) as error:

@@ -100,3 +100,10 @@ def test_a_limit_is_set(queue: PgQueue, words: str, said: str) -> None:
 )
 def test_what_cannot_be_is_refused(queue: PgQueue, words: str, error: str) -> None:
     assert_one_line(command(queue, *words.split()), error)
+
+
+@pytest.mark.parametrize("words", [["mail", "not a queue"], ["mail", "--task", "not\ta task"]])
+def test_one_bad_name_pauses_nothing(queue: PgQueue, words: list[str]) -> None:
+    assert command(queue, "pause", *words).returncode != 0
+    with queue.session() as session:
+        assert not any(each.paused_at for each in queue.views.queues(session).queues)

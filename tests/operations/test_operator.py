@@ -307,3 +307,15 @@ def test_a_job_out_of_scope_is_not_found_and_nothing_is_changed(queue: PgQueue) 
         Operator(queue, "ada").cancel(Selection(ids).scoped({"mail"}, None))
 
     assert [job.status for job in jobs(queue)] == [JobStatus.BLOCKED] * 2
+
+
+def test_a_limited_user_is_not_told_which_job_holds_a_key(queue: PgQueue) -> None:
+    pay = queue.task(name="pay")(lambda: None).options(unique_key="one")
+    tagged = pay.options(tags=["shop"]).delay().id
+    queue.operate("ada").cancel(Selection([tagged]))
+    holder = pay.delay().id
+
+    told = Operator(queue, "ada").requeue(Selection([tagged]).scoped(None, {"shop"}))
+    assert [one.reason for one in told.left] == ["another job of its queue has its unique key"]
+    told = Operator(queue, "ada").requeue(Selection([tagged]))
+    assert [one.reason for one in told.left] == [f"job {holder} of its queue has its unique key"]
