@@ -33,7 +33,7 @@ def unique_keys_are_not_held(patch: Patch) -> None:
     def enqueue(self, new, text, *, unique_key, **limits):  # type: ignore[no-untyped-def]
         return with_key(self, new, text, unique_key=None, **limits)
 
-    with_key = patch.set(Enqueues, "enqueue", enqueue)
+    with_key = patch.set(Enqueues, "try_to_enqueue", enqueue)
 
 
 @mutation

@@ -13,9 +13,9 @@ from chaos.proxy import Proxy
 from chaos.sample_tasks import call
 from chaos.scenario import Size, scenario
 from pgqueue.repository.tables import CHANNEL, SLEEPERS
-from pgqueue.worker.claimer import BRIEF
-from pgqueue.worker.claiming.cursors import LATEST_SWEEP
 from pgqueue.worker.claiming.notifications import DEADLINE
+from pgqueue.worker.claiming.sleep import BRIEF
+from pgqueue.worker.claiming.sweeps import LATEST_SWEEP
 
 POLL = 0.5
 LONG_POLL = 1.0
@@ -52,10 +52,10 @@ def silence_is_waited_out(patch: Patch) -> None:
 @mutation
 def frontiers_are_never_rewound(patch: Patch) -> None:
     """A worker never looks behind what it has claimed."""
-    from pgqueue.worker.claiming.cursors import ClaimCursors
+    from pgqueue.worker.claiming.sweeps import Sweeps
 
-    patch.set(ClaimCursors, "is_sweep_due", lambda self, *, elected: False)
-    patch.set(ClaimCursors, "is_sweep_cheap", property(lambda self: False))
+    patch.set(Sweeps, "is_due", lambda self, now, *, elected: False)
+    patch.set(Sweeps, "is_cheap", lambda self, now: False)
 
 
 @scenario(

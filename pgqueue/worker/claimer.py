@@ -9,30 +9,31 @@ from collections.abc import Sequence
 from functools import partial
 from threading import Event
 
-from sqlalchemy import Connection, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection
 
 from pgqueue import redaction
 from pgqueue.database.opening import READ_COMMITTED
 from pgqueue.database.settings import CLAIMING, SCHEDULING
 from pgqueue.options import OptionsOfWorker
 from pgqueue.outcomes import Released
-from pgqueue.repository.claim import Claim, ClaimCursor, Claimed, Upcoming
+from pgqueue.repository.claim import Claim, Claimed, Upcoming
 from pgqueue.repository.settle import Attempts
-from pgqueue.repository.tables import lock_key, pg
 from pgqueue.repository.workers import Workers
 from pgqueue.rules.served_queues import is_pattern, served_queues
 from pgqueue.worker.claiming.aging import Aging
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
-from pgqueue.worker.claiming.cursors import LATEST_SWEEP, ClaimCursors
+from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.claiming.notifications import Listener
+from pgqueue.worker.claiming.pattern_queues import PatternLooks
 from pgqueue.worker.claiming.prefetch import STALE, Prefetch
+from pgqueue.worker.claiming.refused import RefusedJobs
 from pgqueue.worker.claiming.shares import Shares
+from pgqueue.worker.claiming.sleep import Sleep
+from pgqueue.worker.claiming.sweeps import Sweeps
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.batches import BatchEnds
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.reconnecting import ReconnectingConnection
-from pgqueue.worker.rows import RowGuard, is_refusal_of_row
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.slot import Slot
 
@@ -40,25 +41,9 @@ logger = redaction.logger(__name__)
 
 RECONCILE_EVERY = 30.0
 """Seconds between two comparisons of the leases in the database with the jobs in this process."""
-BRIEF = (0.001, 0.002)
-"""Seconds of the short waits after which a worker that was busy goes to sleep."""
-FIRST_SLEEP = 0.005
-SLEEP_SHARE = 0.98
-"""Share of the poll interval to sleep.  The rest of the interval is for the claim and the start of
-a job that became due right after the last poll."""
-FALSE_ALARMS = 10
-"""How many wake-ups in a row may find no job before the worker pauses after each further one.  A
-few are normal: other workers have claimed the job."""
 PAUSE = 0.02
-"""Seconds of this pause.  Any role that can connect can notify without limit, and must not make all
-workers claim as often."""
-NEW_QUEUES_EVERY = 2.0
-"""Seconds after which a busy worker that serves a pattern looks for queues with jobs; an idle one
-looks at each poll and notification."""
-NEW_QUEUES_SHARE = 50
-"""These looks may take a fiftieth of the time: each steps over dead index entries."""
-REFUSED_TRIES = 10
-"""How many jobs whose claim was refused before are tried again in one claim."""
+"""Seconds of the pause after a false alarm.  Any role that can connect can notify without limit,
+and must not make all workers claim as often."""
 UNTIL_SETTLED = 0.05
 """Seconds between two looks for the last job of a worker that ends when no job is left."""
 
@@ -96,11 +81,7 @@ class Claimer(Loop):
         self._admitter = admitter
         self._until_empty = until_empty
         self._slots = slots
-        self._has_patterns = any(map(is_pattern, config.names))
-        self._next_queues_at = float("-inf")
-        """When an idle worker looks again for queues that fit a pattern."""
-        self._has_skipped_look = False
-        """Whether a look for queues was wanted since the last one, and came too soon after it."""
+        self._looks = PatternLooks(has_patterns=any(map(is_pattern, config.names)))
         self._cursors = ClaimCursors(
             runtime.identity.queue_names,
             shares=None if config.weights is None else Shares(config.weights),
@@ -113,20 +94,11 @@ class Claimer(Loop):
         self._generation = 0
         """The number of the connection that the last step used."""
         self._reconciled_at = float("-inf")
-        self._election_lock = lock_key("sweeper " + " ".join(sorted(config.names)))
-        self._is_elected, self._election_at = False, float("-inf")
-        """Whether this worker sweeps for all workers of its queues, and when it last asked."""
+        self._sweeps = Sweeps(config.names)
+        self._sleep = Sleep(poll_interval=config.poll_interval.total_seconds())
+        self._refused = RefusedJobs(self._cursors, runtime.stopping)
         self._batches = BatchEnds(notify=listens)
         self._listener = Listener(enabled=listens)
-        self._longest_sleep = SLEEP_SHARE * config.poll_interval.total_seconds()
-        self._empty_claims = 0
-        self._false_alarms = 0
-        self._armed_at: float | None = None
-        """Since when enqueuers notify this worker; None while it is busy."""
-        self._refused = RowGuard()
-        """Of the jobs whose claim was refused."""
-        self._slept_through = False
-        """Whether the last sleep lasted until the next poll, without a sign of a job."""
 
     def notify(self, behind: bool = False) -> None:
         """Wake the claimer, from another thread: jobs may be due; ``behind``: behind its cursors
@@ -162,7 +134,7 @@ class Claimer(Loop):
         if time.monotonic() - self._reconciled_at > RECONCILE_EVERY:
             self._reconcile(connection)
         self._find_queues(attempts)
-        if self._slept_through and (upcoming := self._poll(attempts)) is not None:
+        if self._sleep.is_poll_due and (upcoming := self._poll(attempts)) is not None:
             self._sleep_until_due(upcoming)
             return 0.0
         buffer.room.clear()
@@ -177,7 +149,11 @@ class Claimer(Loop):
         was_idle, admitted = not runtime.ledger.in_flight, self._admitter.admitted
         is_sweep = self._is_sweep_due(connection)
         claim = self._claim(attempts, room, ahead=is_ahead, sweep=is_sweep)
-        if not claim.found and not is_sweep and (self._until_empty or self._cursors.is_sweep_cheap):
+        if (
+            not claim.found
+            and not is_sweep
+            and (self._until_empty or self._sweeps.is_cheap(self.looked_at))
+        ):
             claim = self._claim(attempts, room, ahead=is_ahead, sweep=True)
         if runtime.identity.worker_id != worker_id:
             return 0.0  # this worker was declared dead: a rescuer releases these leases too
@@ -197,15 +173,11 @@ class Claimer(Loop):
 
     def _find_queues(self, attempts: Attempts) -> bool:
         """Look from time to time which queues fit the patterns; returns whether others do now."""
-        if not self._has_patterns:
-            return False
-        identity, is_busy = self._runtime.identity, self._armed_at is None
-        pause, began = NEW_QUEUES_EVERY if is_busy else 0.0, time.monotonic()
-        self._has_skipped_look = began < self._next_queues_at + pause
-        if self._has_skipped_look:
+        identity, began = self._runtime.identity, time.monotonic()
+        if not self._looks.is_due(began, is_busy=self._sleep.is_busy):
             return False
         names = served_queues(identity.queues, attempts.queues_with_messages)
-        self._next_queues_at = began + NEW_QUEUES_SHARE * (time.monotonic() - began)
+        self._looks.looked(began=began, ended=time.monotonic())
         if names == identity.queue_names:
             return False
         identity.queue_names = names
@@ -221,83 +193,29 @@ class Claimer(Loop):
             cursors.rewind()
         self._tasks = tasks
         began = time.monotonic()
-        limit = cursors.limit(room, paused=runtime.identity.closed_queues)
-        claim, pairs, limit = self._claim_around_refused(
-            attempts, limit, tasks=tasks, ahead=ahead, suspects=suspects
+        paused = runtime.identity.closed_queues
+        limit = cursors.limit(room, paused=paused)
+        claim, pairs, limit = self._refused.claim(
+            attempts, limit, paused=paused, tasks=tasks, ahead=ahead, suspects=suspects
         )
         self.looked_at = time.monotonic()
         if sweep:
-            cursors.swept(began=began, ended=self.looked_at)
+            self._sweeps.swept(began=began, ended=self.looked_at)
         cursors.advance(pairs, claim, limit=limit)
         self._prefetch.claimed(taken=claim.taken, left=claim.left, limit=limit, is_ahead=ahead)
         runtime.clock.read(claim.read_at, began)
         if claim.rows and runtime.statistics is not None:
             runtime.statistics.claimed(claim.rows)
         if claim.rows:
-            self._empty_claims = self._false_alarms = 0
+            self._sleep.found_jobs()
         if self._prefetch.was_full:  # the claim found as many messages as it asked for
             self._listener.disarm()
-            self._armed_at = None
+            self._sleep.stay_awake()
         if claim.taken > limit:
             logger.critical("a claim of %d messages took %d", limit, claim.taken)
         if claim.taken > len(claim.rows):
             logger.info("dropped %d messages of ended jobs", claim.taken - len(claim.rows))
         return claim
-
-    def _claim_around_refused(
-        self, attempts: Attempts, most: int, *, tasks: str, ahead: bool, suspects: bool
-    ) -> tuple[Claim, list[ClaimCursor], int]:
-        """Claim up to ``most`` jobs; returns the claim, and its pairs and limit.
-
-        If the database refuses a job, by a trigger or a constraint of the application, halves the
-        limit until the job is the first or the claim succeeds.  Then passes over the job: it rests,
-        and later claims pass over it untried.  Few jobs are tried again in one call, so that a
-        thousand refused jobs hold up the jobs behind them once.
-        """
-        cursors, guard = self._cursors, self._refused
-        limit, tries_left = most, REFUSED_TRIES
-        while True:
-            began = time.monotonic()
-            pairs = cursors.pairs(paused=self._runtime.identity.closed_queues)
-            try:
-                claim = attempts.claim(
-                    pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects
-                )
-                if guard.have_failed:
-                    for row in claim.rows:
-                        guard.succeeded(row.job_id)
-                return claim, pairs, limit
-            except DBAPIError as error:
-                if not is_refusal_of_row(error) or self.stopping.is_set():
-                    raise
-                due = attempts.first_due(pairs, tasks=tasks, suspects=suspects)
-                if not due:
-                    raise
-                if self._pass_over_resting(due, all_failed=not tries_left):
-                    continue
-                if limit > 1:
-                    limit //= 2
-                    continue
-                message, job_id = due[0]
-                cursors.pass_over(message)
-                tries_left -= guard.has_failed(job_id)
-                guard.failed(job_id, f"job {job_id}: its claim is refused and tried again", error)
-            # A trigger may refuse every job: the claims take half of the time.
-            self.stopping.wait(time.monotonic() - began)
-
-    def _pass_over_resting(
-        self, due: Sequence[tuple[ClaimCursor, int]], *, all_failed: bool
-    ) -> bool:
-        """Pass over the messages at the front whose jobs were refused lately.
-
-        With ``all_failed``, over those that were ever refused.  Returns whether there were any.
-        """
-        is_left_out = self._refused.has_failed if all_failed else self._refused.rests
-        for count, (message, job_id) in enumerate(due):
-            if not is_left_out(job_id):
-                return count > 0
-            self._cursors.pass_over(message)
-        return True
 
     def _learn_ages(self, attempts: Attempts) -> None:
         """Read from time to time how old the first jobs are, if jobs age."""
@@ -309,13 +227,9 @@ class Claimer(Loop):
 
     def _is_sweep_due(self, connection: Connection) -> bool:
         now = time.monotonic()
-        if not self._is_elected and now - self._election_at >= LATEST_SWEEP:
-            self._election_at = now
-            # Held until the connection ends; the lock only spares other workers the sweeps.
-            lock = select(pg.pg_try_advisory_lock(self._election_lock))
-            self._is_elected = bool(connection.scalar(lock))
-        cursors = self._cursors
-        return cursors.is_at_start or cursors.is_sweep_due(elected=self._is_elected)
+        self._sweeps.stand(connection, now)
+        is_due = self._sweeps.is_due(now, elected=self._sweeps.is_elected)
+        return self._cursors.is_at_start or is_due
 
     def _wait_for_room(self) -> None:
         """Wait until a slot may need a job; release the jobs that have waited here too long."""
@@ -342,16 +256,16 @@ class Claimer(Loop):
             else:
                 runtime.buffer.room.wait(UNTIL_SETTLED)
             return
-        self._empty_claims += 1
-        if self._false_alarms > FALSE_ALARMS:
+        brief = self._sleep.found_nothing()
+        if self._sleep.has_many_false_alarms:
             self.stopping.wait(PAUSE)
-        if self._armed_at is None and self._empty_claims <= len(BRIEF):
-            self._wait_for_notification(BRIEF[self._empty_claims - 1])
+        if brief is not None:
+            self._wait_for_notification(brief)
         # To arm is to take the sleepers' lock: enqueuers notify only while somebody holds it.  At
         # each sleep, because the connection that held it may have been replaced.
-        elif self._listener.arm() or self._armed_at is None:
+        elif self._listener.arm() or self._sleep.is_busy:
             # Claim once more: transactions committed before the lock did not notify.
-            self._armed_at = time.monotonic()
+            self._sleep.armed(time.monotonic())
         else:
             # A job that is due now, if any, could not be claimed: only a later due time counts.
             pairs = self._cursors.pairs(paused=self._runtime.identity.closed_queues)
@@ -363,7 +277,7 @@ class Claimer(Loop):
         ``admitted``: the value of ``admitter.admitted`` before the claim that found nothing.  The
         callbacks of batches are jobs too.
         """
-        self._next_queues_at = float("-inf")
+        self._looks.hurry()
         if self._find_queues(attempts) or self._admitter.has_admitted_since(admitted):
             return False
         connection = ReconnectingConnection(
@@ -386,14 +300,14 @@ class Claimer(Loop):
         Reads from the start of each pair, to find messages that were committed late.  While a
         transaction holds an old snapshot, this takes long; then a claim looks from the cursors on.
         """
-        cursors, self._slept_through = self._cursors, False
-        if not cursors.is_sweep_cheap and not cursors.is_sweep_due(elected=False):
-            return None
+        cursors, self._sleep.is_poll_due = self._cursors, False
         began = time.monotonic()
+        if not self._sweeps.is_cheap(began) and not self._sweeps.is_due(began, elected=False):
+            return None
         pairs = cursors.pairs(paused=self._runtime.identity.closed_queues, from_start=True)
         upcoming = attempts.upcoming(pairs, tasks=self._runtime.open_tasks)
         self.looked_at = time.monotonic()
-        cursors.swept(began=began, ended=self.looked_at)
+        self._sweeps.swept(began=began, ended=self.looked_at)
         if upcoming.is_due:
             cursors.rewind()
         return None if upcoming.is_due else upcoming
@@ -401,27 +315,25 @@ class Claimer(Loop):
     def _sleep_until_due(self, upcoming: Upcoming) -> None:
         """Sleep until the next poll, the next due message or the next suspect that may start."""
         now = time.monotonic()
-        # An enqueuer that found no sleeper may commit only now.  Each sleep is as long as all
-        # sleeps before it, so the job waits no longer than its transaction took to commit.
-        lasted = now - (self._armed_at or now)
-        poll = min(max(lasted, FIRST_SLEEP), self._longest_sleep)
-        seconds = min(poll, self._isolation.seconds_left() or poll)
-        if upcoming.seconds is not None:
-            seconds = min(seconds, upcoming.seconds)
-        if self._has_skipped_look:  # the notification may have been of a job in a new queue
-            seconds = min(seconds, max(self._next_queues_at - now, 0.0))
+        poll = self._sleep.seconds(now)
+        sooner = (
+            self._isolation.seconds_left() or poll,
+            upcoming.seconds,
+            self._looks.seconds_left(now),
+        )
+        seconds = min(poll, *(each for each in sooner if each is not None))
         if self._wait_for_notification(seconds) or self.stopping.is_set():
             return
         # No notification came: the connection may be lost.  `arm` tests it if it is armed already.
         is_newly_armed = self._listener.arm()
         has_slept = seconds == poll and time.monotonic() - now >= seconds
-        self._slept_through = has_slept and not is_newly_armed
+        self._sleep.is_poll_due = has_slept and not is_newly_armed
 
     def _wait_for_notification(self, seconds: float) -> bool:
         """Wait for a notification or a wake-up; returns whether a notification came."""
         payloads = self._listener.wait(seconds)
         if payloads:
-            self._false_alarms += 1
+            self._sleep.notified()
             self._admitter.wake()
         if "rewind" in payloads:
             self._cursors.rewind()
@@ -432,7 +344,7 @@ class Claimer(Loop):
         self._generation = self.reconnecting.generation
         self._listener.share(connection)
         self._cursors.rewind()
-        self._is_elected, self._election_at = False, float("-inf")
+        self._sweeps.lose_election()
         self._reconciled_at = float("-inf")
 
     def _reconcile(self, connection: Connection) -> None:

@@ -22,7 +22,8 @@ from chaos.interleavings.logical_workers import violations
 from chaos.workers import PATIENCE
 from pgqueue import Job, JobStatus, PgQueue, SchemaMissing, Worker
 from pgqueue.repository.tables import CHANNEL
-from pgqueue.worker.claimer import FALSE_ALARMS, PAUSE
+from pgqueue.worker.claimer import PAUSE
+from pgqueue.worker.claiming.sleep import FALSE_ALARMS
 
 PACKAGE = Path(pgqueue.__file__).parent
 

@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 from worker_rig import PATIENCE, Rig, WorkerProgram, promised
 
 from pgqueue.repository.tables import CHANNEL, SLEEPERS
-from pgqueue.worker.claiming.cursors import LATEST_SWEEP
+from pgqueue.worker.claiming.sweeps import LATEST_SWEEP
 
 pytestmark = pytest.mark.journey
 

@@ -6,7 +6,6 @@ a late commit or a rescue, are found by a *sweep*: the cursor goes back to the s
 the claims forward again, so that the sweep ends when all these rows are claimed.
 """
 
-import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 
@@ -16,13 +15,6 @@ from pgqueue.worker.claiming.shares import Shares
 
 PRIORITIES = range(10)
 START = ("-infinity", 0)
-
-SWEEP_SHARE = 50
-"""Sweeps may take a fiftieth of the time: each steps over every dead index entry."""
-SOONEST_SWEEP = 1.0
-"""Seconds after a sweep before the elected worker sweeps again; more if sweeps take long."""
-LATEST_SWEEP = 5.0
-"""Seconds after a sweep when every worker sweeps again."""
 
 
 class ClaimCursors:
@@ -40,8 +32,6 @@ class ClaimCursors:
         self.aging = aging
         self._keys: dict[tuple[str, int], tuple[str, int]] = {}
         """The cursors: for each (queue, priority), the (run_at, message_id) of the last row."""
-        self._swept_at = float("-inf")
-        self._sweep_took = 0.0
         self._turn = 0
         """Counts the calls of :meth:`pairs`: the queues take turns to be first."""
 
@@ -90,24 +80,6 @@ class ClaimCursors:
     def is_at_start(self) -> bool:
         """Whether the next claim is a sweep, because it begins at the head of every pair."""
         return not self._keys
-
-    def is_sweep_due(self, *, elected: bool) -> bool:
-        """Whether it is time to look behind the cursors.
-
-        One of many workers is elected to look often.  The others look rarely, in case the elected
-        one is stuck.
-        """
-        often = min(max(SOONEST_SWEEP, SWEEP_SHARE * self._sweep_took), LATEST_SWEEP)
-        return time.monotonic() - self._swept_at >= (often if elected else LATEST_SWEEP)
-
-    @property
-    def is_sweep_cheap(self) -> bool:
-        """Whether an idle worker may look behind the cursors at once."""
-        return time.monotonic() - self._swept_at >= SWEEP_SHARE * self._sweep_took
-
-    def swept(self, *, began: float, ended: float) -> None:
-        """Record a claim that began at the head of every pair."""
-        self._swept_at, self._sweep_took = ended, ended - began
 
     def advance(self, pairs: Sequence[ClaimCursor], claim: Claim, *, limit: int) -> None:
         """Move each cursor past the rows that the claim has read of its pair.

@@ -1,12 +1,11 @@
 """Frontiers: how far each pair has been claimed, and when to look behind."""
 
-import time
 from dataclasses import replace
 
 import pytest
 
 from pgqueue.repository.claim import Claim, Claimed
-from pgqueue.worker.claiming.cursors import LATEST_SWEEP, START, ClaimCursors
+from pgqueue.worker.claiming.cursors import START, ClaimCursors
 
 NOW = "2026-01-01 12:00:10+00"
 A_SECOND_AGO = "2026-01-01 12:00:09+00"
@@ -191,35 +190,3 @@ class TestLeft:
         cursors.advance(cursors.pairs(), found, limit=2)
 
         assert keys(cursors) == {}
-
-
-class TestSweeps:
-    def test_the_first_is_due_at_once(self) -> None:
-        assert ClaimCursors(["a"]).is_sweep_due(elected=False)
-
-    def test_the_elected_look_after_a_second_the_others_after_five(self) -> None:
-        cursors, now = ClaimCursors(["a"]), time.monotonic()
-
-        cursors.swept(began=now - 1.2, ended=now - 1.2)
-        assert cursors.is_sweep_due(elected=True)
-        assert not cursors.is_sweep_due(elected=False)
-
-        cursors.swept(began=now, ended=now)
-        assert not cursors.is_sweep_due(elected=True)
-
-        cursors.swept(began=now - LATEST_SWEEP, ended=now - LATEST_SWEEP)
-        assert cursors.is_sweep_due(elected=False)
-
-    def test_a_dear_one_waits_fifty_times_as_long_but_five_seconds_at_most(self) -> None:
-        cursors, now = ClaimCursors(["a"]), time.monotonic()
-
-        cursors.swept(began=now - 2.06, ended=now - 2)
-        assert not cursors.is_sweep_due(elected=True)
-        assert not cursors.is_sweep_cheap
-
-        cursors.swept(began=now - 4, ended=now - 3.96)
-        assert cursors.is_sweep_due(elected=True)
-        assert cursors.is_sweep_cheap
-
-        cursors.swept(began=now - 9, ended=now - LATEST_SWEEP)
-        assert cursors.is_sweep_due(elected=True)
