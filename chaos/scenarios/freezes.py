@@ -210,16 +210,25 @@ def _turns(environment: Environment, size: Size) -> Iterator[int]:
 def _freeze_in_handlers(
     environment: Environment, workers: Workers, turn: int, jobs: int, frozen: int
 ) -> tuple[list[Member], list[int]]:
-    """Freeze some workers while they run handlers, and say which jobs those are."""
-    ids = [
-        id for task in TASKS for id in environment.enqueue(task, [(turn,)] * (jobs // len(TASKS)))
-    ]
+    """Freeze some workers while they run handlers, and say which jobs those are.
+
+    One of them runs, in turns, a job of a single attempt, whose requeue begins the attempts anew,
+    and a job that writes in its transaction.
+    """
+    of_task = {
+        task.name: environment.enqueue(task, [(turn,)] * (jobs // len(TASKS))) for task in TASKS
+    }
+    ids = [id for each in of_task.values() for id in each]
     environment.until_started(*ids)
     runs = [
         (event.worker, event.job) for event in environment.history(START) if event.job in set(ids)
     ]
-    busy = [each for each in workers.members if any(each.name == worker for worker, _ in runs)]
-    zombies = environment.dice.sample(busy, min(frozen, len(busy)))
+    wanted = of_task[(outlast_once, outlast_and_pay)[turn % 2].name]
+    having = {worker for worker, job in runs if job in wanted}
+    first = environment.dice.choice([one for one in workers.members if one.name in having])
+    busy = {worker for worker, _ in runs} - {first.name}
+    others = [one for one in workers.members if one.name in busy]
+    zombies = [first, *environment.dice.sample(others, min(frozen - 1, len(others)))]
     for zombie in zombies:
         environment.freeze(zombie)
     names = {zombie.name for zombie in zombies}
