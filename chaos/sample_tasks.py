@@ -101,7 +101,7 @@ async def call_async(ctx: JobContext, milliseconds: float = 0) -> int:
 def keep_newest(ctx: JobContext, key: int, version: int) -> int:
     """What is enqueued again and again with newer arguments, while it waits and while it runs."""
     note(START, ctx, version=version)
-    time.sleep(0.002)
+    time.sleep(0.02)  # so that an enqueue meets it while it runs
     note(END, ctx)
     return ctx.attempt
 

@@ -79,6 +79,7 @@ class ReplacedJobs:
     def _ask(self, seed: float) -> None:
         """Enqueue newer and newer versions, and write down which job took each."""
         environment = self._environment
+        environment.until(lambda: bool(environment.history(START)), what="a job has started")
         chance = random.Random(seed)
         for _ in range(self._asks):
             key, version = chance.randrange(KEYS), chance.randrange(10**9)
