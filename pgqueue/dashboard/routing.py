@@ -175,7 +175,14 @@ class Asked:
 
     def _operator(self, begin: Begin) -> Operator:
         user, reason = self.access.user, self.posted("reason")
-        return Operator(self.queue, user, reason, begin=begin, unlogged=self._refuse_unlogged)
+        return Operator(
+            self.queue,
+            user,
+            reason,
+            begin=begin,
+            unlogged=self._refuse_unlogged,
+            is_limited=self.access.is_limited,
+        )
 
     @contextmanager
     def _savepoint(self) -> Iterator[Session]:

@@ -55,8 +55,9 @@ class OperatorAction(Base):
     last_id: Mapped[int | None] = mapped_column(BigInteger)
     """Of an action on all jobs that match: the highest id when it began.  Later jobs are left."""
     cursor: Mapped[int | None] = mapped_column(BigInteger)
-    """Of such an action: the id up to which it is done, but for ``left_ids``."""
+    """How far an action on all jobs that match has come: the jobs up to this id are done, except
+    ``left_ids``."""
     left_ids: Mapped[list[int]] = mapped_column(ARRAY(BigInteger), server_default=text("'{}'"))
-    """Of the jobs up to ``cursor``, those that are still to be changed one by one."""
+    """The jobs up to ``cursor`` that are still to be changed, one by one."""
     finished_at: Mapped[datetime | None]
     """NULL while an action on several jobs is under way."""

@@ -54,6 +54,8 @@ class Operator:
             default :meth:`PgQueue.read_committed`.
         unlogged: Called if the database role may not write the log; by default logs a warning.
             The action is done all the same, unless this raises.
+        is_limited: Whether the operator may see only some of the jobs: then no result names the
+            job that holds a unique key.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Operator:
         *,
         begin: Begin | None = None,
         unlogged: Callable[[], object] | None = None,
+        is_limited: bool = False,
     ) -> None:
         if not isinstance(actor, str) or not actor:
             raise OptionError("operate: the actor is no text, or an empty one; give a name")
@@ -74,6 +77,7 @@ class Operator:
         self.reason = reason
         self._opened = begin or queue.read_committed
         self._unlogged = unlogged or _warn
+        self._is_limited = is_limited
 
     @contextmanager
     def _begin(self) -> Iterator[Session]:
@@ -207,7 +211,7 @@ class Operator:
                 last_id=jobs.ids[-1] if jobs.ids else last_id,
             )
             entry = self._written(session, entry)
-        return self._outcome(entry, changes, names_others=not jobs.is_scoped)
+        return self._outcome(entry, changes)
 
     def go_on(self, action_id: int) -> Outcome:
         """Return an action on jobs that was interrupted, to do what is left of it.
@@ -439,13 +443,11 @@ class Operator:
         self._unlogged()
         return entry
 
-    def _outcome(
-        self, entry: LogEntry, changes: Changes | None, *, names_others: bool = True
-    ) -> Outcome:
+    def _outcome(self, entry: LogEntry, changes: Changes | None) -> Outcome:
         def prepare(session: Session) -> ActionContext:
             return self.queue.action_context(executor(session), changes)
 
-        return Outcome(entry, self._begin, prepare, names_others=names_others)
+        return Outcome(entry, self._begin, prepare, names_holder=not self._is_limited)
 
 
 def why_not_resumable(entry: LogEntry) -> str:

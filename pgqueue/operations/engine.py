@@ -106,9 +106,9 @@ class Outcome:
     """The result for the last job so far."""
 
     def __init__(
-        self, entry: LogEntry, begin: Begin, prepare: Prepare, *, names_others: bool = True
+        self, entry: LogEntry, begin: Begin, prepare: Prepare, *, names_holder: bool
     ) -> None:
-        """``names_others``: whether a result may name another job."""
+        """``names_holder``: whether a result may name the job that holds a unique key."""
         self.entry = entry
         self.counts = Counter()
         self.left = []
@@ -117,7 +117,7 @@ class Outcome:
         self._prepare = prepare
         self._action = ACTIONS[entry.action]
         self._jobs = Selection.from_target(entry.target).upto(entry.last_id)
-        self._names_others = names_others and not self._jobs.is_scoped
+        self._names_holder = names_holder
         self._rest = self._steps()
 
     @property
@@ -138,7 +138,7 @@ class Outcome:
             yield results
 
     def finish(self) -> "Outcome":
-        """Do all that is left, and return this."""
+        """Do the rest of the action; returns this outcome."""
         for _ in self:
             pass
         return self
@@ -224,7 +224,7 @@ class Outcome:
                 why = "it does not match any more" if is_meant else f"its status is {status}"
                 return Result(job_id, UNCHANGED, why)
         result = _change(
-            self._prepare(session), action, job_id, run_at, names_others=self._names_others
+            self._prepare(session), action, job_id, run_at, names_holder=self._names_holder
         )
         if result.change != UNCHANGED:
             return result
@@ -302,7 +302,7 @@ def _change(
     job_id: int,
     run_at: datetime | None,
     *,
-    names_others: bool,
+    names_holder: bool,
 ) -> Result:
     assert action.one is not None
     try:
@@ -310,7 +310,7 @@ def _change(
     except JobNotFound as error:
         return Result(job_id, NOT_FOUND, str(error))
     except DuplicateJob as error:
-        holder = f"job {error.holder}" if error.holder and names_others else "another job"
+        holder = f"job {error.holder}" if error.holder and names_holder else "another job"
         of_queue = "" if KEY_ACROSS_QUEUES in str(error) else " of its queue"
         return Result(job_id, KEY_TAKEN, f"{holder}{of_queue} has its unique key")
     except (ArgumentsError, OptionError, PayloadError, UnknownTask) as error:

@@ -258,10 +258,6 @@ _WAKE_UP = sa.select(wake_up_call())
 
 NodeKey = int | str | UUID
 
-PlacedAs = TypeVar("PlacedAs")
-
-_TRIES_FOR_A_KEY = 20
-
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
@@ -350,7 +346,7 @@ class Placed(NamedTuple):
     """``run_at`` and ``created_at`` of a new job, where the statement returns them."""
 
     @property
-    def is_held(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether the job held the key and stays as it was."""
         return not (self.is_new or self.is_changed)
 
@@ -608,6 +604,12 @@ def _names_and_documents(new: NewJob, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _documents(rows: Sequence[Row]) -> dict[str, str]:
     return {"documents": json.dumps([row.values() for row in rows])}
+
+
+PlacedAs = TypeVar("PlacedAs")
+
+_TRIES_FOR_A_KEY = 20
+"""How often an enqueue is tried while its key is taken by jobs that end before they are read."""
 
 
 def until_placed(

@@ -538,7 +538,7 @@ class Task(Generic[P, R]):
         the holder.
         """
         placed = self._write(connection, new, encoded)
-        if placed is not None and placed.is_held:
+        if placed is not None and placed.is_unchanged:
             check_holder(self._options, placed.id, encoded.unique_key)
         return placed
 
@@ -651,7 +651,7 @@ def _enqueue_unique(
         part = order[start : start + per_statement]
         placed = enqueues.enqueue_unique_chunk(new, [rows[index] for index in part])
         for index, job in zip(part, placed, strict=True):
-            if job.is_held:
+            if job.is_unchanged:
                 check_holder(options, job.id, keys[index])
             job_ids[index] = job.id
     return [job_ids[row_of[index]] for index in range(len(keys))]

@@ -24,8 +24,8 @@ from pgqueue.worker.claiming.aging import Aging
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
 from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.claiming.notifications import Listener
-from pgqueue.worker.claiming.pattern_queues import PatternLooks
 from pgqueue.worker.claiming.prefetch import STALE, Prefetch
+from pgqueue.worker.claiming.queue_discovery import QueueDiscovery
 from pgqueue.worker.claiming.refused import RefusedJobs
 from pgqueue.worker.claiming.shares import Shares
 from pgqueue.worker.claiming.sleep import Sleep
@@ -81,7 +81,7 @@ class Claimer(Loop):
         self._admitter = admitter
         self._until_empty = until_empty
         self._slots = slots
-        self._looks = PatternLooks(has_patterns=any(map(is_pattern, config.names)))
+        self._discovery = QueueDiscovery(has_patterns=any(map(is_pattern, config.names)))
         self._cursors = ClaimCursors(
             runtime.identity.queue_names,
             shares=None if config.weights is None else Shares(config.weights),
@@ -174,10 +174,10 @@ class Claimer(Loop):
     def _find_queues(self, attempts: Attempts) -> bool:
         """Look from time to time which queues fit the patterns; returns whether others do now."""
         identity, began = self._runtime.identity, time.monotonic()
-        if not self._looks.is_due(began, is_busy=self._sleep.is_busy):
+        if not self._discovery.is_due(began, is_busy=self._sleep.is_busy):
             return False
         names = served_queues(identity.queues, attempts.queues_with_messages)
-        self._looks.looked(began=began, ended=time.monotonic())
+        self._discovery.looked(began=began, ended=time.monotonic())
         if names == identity.queue_names:
             return False
         identity.queue_names = names
@@ -227,7 +227,7 @@ class Claimer(Loop):
 
     def _is_sweep_due(self, connection: Connection) -> bool:
         now = time.monotonic()
-        self._sweeps.stand(connection, now)
+        self._sweeps.try_election(connection, now)
         is_due = self._sweeps.is_due(now, elected=self._sweeps.is_elected)
         return self._cursors.is_at_start or is_due
 
@@ -277,7 +277,7 @@ class Claimer(Loop):
         ``admitted``: the value of ``admitter.admitted`` before the claim that found nothing.  The
         callbacks of batches are jobs too.
         """
-        self._looks.hurry()
+        self._discovery.make_due()
         if self._find_queues(attempts) or self._admitter.has_admitted_since(admitted):
             return False
         connection = ReconnectingConnection(
@@ -319,7 +319,7 @@ class Claimer(Loop):
         sooner = (
             self._isolation.seconds_left() or poll,
             upcoming.seconds,
-            self._looks.seconds_left(now),
+            self._discovery.seconds_left(now),
         )
         seconds = min(poll, *(each for each in sooner if each is not None))
         if self._wait_for_notification(seconds) or self.stopping.is_set():
@@ -344,7 +344,7 @@ class Claimer(Loop):
         self._generation = self.reconnecting.generation
         self._listener.share(connection)
         self._cursors.rewind()
-        self._sweeps.lose_election()
+        self._sweeps.forget_election()
         self._reconciled_at = float("-inf")
 
     def _reconcile(self, connection: Connection) -> None:

@@ -315,7 +315,10 @@ def test_a_limited_user_is_not_told_which_job_holds_a_key(queue: PgQueue) -> Non
     queue.operate("ada").cancel(Selection([tagged]))
     holder = pay.delay().id
 
-    told = Operator(queue, "ada").requeue(Selection([tagged]).scoped(None, {"shop"}))
-    assert [one.reason for one in told.left] == ["another job of its queue has its unique key"]
-    told = Operator(queue, "ada").requeue(Selection([tagged]))
+    limited, jobs = Operator(queue, "ada", is_limited=True), Selection([tagged])
+    begun = limited.start("requeue", jobs.scoped(None, {"shop"})).entry.id
+    assert begun is not None
+    for told in (limited.requeue(jobs.scoped(None, {"shop"})), limited.go_on(begun).finish()):
+        assert [one.reason for one in told.left] == ["another job of its queue has its unique key"]
+    told = Operator(queue, "ada").requeue(jobs)
     assert [one.reason for one in told.left] == [f"job {holder} of its queue has its unique key"]

@@ -41,7 +41,7 @@ class Sweeps:
         """Record a claim that began at the head of every pair."""
         self._swept_at, self._took = ended, ended - began
 
-    def stand(self, connection: Connection, now: float) -> None:
+    def try_election(self, connection: Connection, now: float) -> None:
         """Ask from time to time whether this worker is elected, as long as it is not.
 
         The lock is held until the connection ends; it only spares other workers the sweeps.
@@ -50,6 +50,6 @@ class Sweeps:
             self._asked_at = now
             self.is_elected = bool(connection.scalar(select(pg.pg_try_advisory_lock(self._lock))))
 
-    def lose_election(self) -> None:
+    def forget_election(self) -> None:
         """The connection that held the lock has ended."""
         self.is_elected, self._asked_at = False, float("-inf")

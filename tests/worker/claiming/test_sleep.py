@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgqueue.worker.claiming.pattern_queues import NEW_QUEUES_EVERY, PatternLooks
+from pgqueue.worker.claiming.queue_discovery import NEW_QUEUES_EVERY, QueueDiscovery
 from pgqueue.worker.claiming.sleep import BRIEF, FALSE_ALARMS, FIRST_SLEEP, Sleep
 
 
@@ -37,17 +37,17 @@ def test_many_notifications_without_a_job_are_false_alarms() -> None:
 
 
 def test_a_busy_worker_looks_for_queues_every_two_seconds_and_an_idle_one_at_once() -> None:
-    looks = PatternLooks(has_patterns=True)
-    assert looks.is_due(100.0, is_busy=True)
-    looks.looked(began=100.0, ended=100.01)
+    discovery = QueueDiscovery(has_patterns=True)
+    assert discovery.is_due(100.0, is_busy=True)
+    discovery.looked(began=100.0, ended=100.01)
 
-    assert not looks.is_due(100.4, is_busy=False)
-    assert looks.seconds_left(100.4) == pytest.approx(0.1)
-    assert looks.is_due(100.6, is_busy=False)
-    assert looks.seconds_left(100.6) is None
-    assert not looks.is_due(100.6, is_busy=True)
-    assert looks.is_due(100.6 + NEW_QUEUES_EVERY, is_busy=True)
+    assert not discovery.is_due(100.4, is_busy=False)
+    assert discovery.seconds_left(100.4) == pytest.approx(0.1)
+    assert discovery.is_due(100.6, is_busy=False)
+    assert discovery.seconds_left(100.6) is None
+    assert not discovery.is_due(100.6, is_busy=True)
+    assert discovery.is_due(100.6 + NEW_QUEUES_EVERY, is_busy=True)
 
-    looks.hurry()
-    assert looks.is_due(100.6, is_busy=True)
-    assert not PatternLooks(has_patterns=False).is_due(100.0, is_busy=False)
+    discovery.make_due()
+    assert discovery.is_due(100.6, is_busy=True)
+    assert not QueueDiscovery(has_patterns=False).is_due(100.0, is_busy=False)

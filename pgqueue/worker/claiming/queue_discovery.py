@@ -7,8 +7,8 @@ NEW_QUEUES_SHARE = 50
 """These looks may take a fiftieth of the time: each steps over dead index entries."""
 
 
-class PatternLooks:
-    """Pure: times are arguments."""
+class QueueDiscovery:
+    """When the next look for queues is due.  Pure: times are arguments."""
 
     def __init__(self, *, has_patterns: bool) -> None:
         self._has_patterns = has_patterns
@@ -28,7 +28,7 @@ class PatternLooks:
         """Learn how long a look took."""
         self._next_at = began + NEW_QUEUES_SHARE * (ended - began)
 
-    def hurry(self) -> None:
+    def make_due(self) -> None:
         """Make the next look due at once."""
         self._next_at = float("-inf")
 
