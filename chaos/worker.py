@@ -28,7 +28,6 @@ from pgqueue.cli.working import work
 from pgqueue.database import keepalive, settings
 from pgqueue.worker import liveness, settler
 from pgqueue.worker.claiming import crash_isolation
-from pgqueue.worker.duties import rescue
 
 CLONE_NEWNET = 0x40000000
 """Of Linux's sched.h; os.setns came with Python 3.12."""
@@ -37,9 +36,10 @@ NETWORKS = (
     keepalive.NETWORK,
     settings.CLAIMING,
     settler.SETTLING,
+    settings.BEATING,
     settings.UPKEEP,
-    settings.SCHEDULING,
-    rescue.HOUSEKEEPING,
+    settings.TIMERS,
+    settings.JANITOR,
 )
 
 

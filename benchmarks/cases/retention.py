@@ -13,7 +13,7 @@ from benchmarks.cases.unkind import FINISHED, snapshot
 from benchmarks.systems import PGQUEUE
 from pgqueue import Job, Keep
 from pgqueue.database.opening import own_connection
-from pgqueue.database.settings import PRUNING
+from pgqueue.database.settings import JANITOR
 from pgqueue.rules.retention import Retention
 from pgqueue.worker.duties.prune import Progress, PruneRound
 
@@ -60,7 +60,7 @@ def _fill(arena: Arena, rows: int) -> None:
 def _pruned(arena: Arena, rows: int) -> float:
     prune_round = PruneRound(RULES)
     engine = create_engine(arena.url.replace("postgresql://", "postgresql+psycopg://"))
-    with own_connection(engine, PRUNING, isolation_level="READ COMMITTED") as connection:
+    with own_connection(engine, JANITOR, isolation_level="READ COMMITTED") as connection:
         began = time.monotonic()
         while prune_round.step(connection) is not Progress.DONE:
             pass

@@ -10,7 +10,7 @@ from chaos.mutations import Patch, mutation
 from chaos.sample_tasks import call, pay
 from pgqueue import Keep
 from pgqueue.database.opening import own_connection
-from pgqueue.database.settings import PRUNING
+from pgqueue.database.settings import JANITOR
 from pgqueue.repository import prune as pruning
 from pgqueue.repository.tables import clock, jobs
 from pgqueue.rules.retention import Retention
@@ -86,7 +86,7 @@ class OldJobs:
         while True:
             prune_round = PruneRound(RULES)
             with own_connection(
-                self._environment.engine, PRUNING, isolation_level="READ COMMITTED", purpose="prune"
+                self._environment.engine, JANITOR, isolation_level="READ COMMITTED", purpose="prune"
             ) as connection:
                 while prune_round.step(connection) is not Progress.DONE:
                     pass

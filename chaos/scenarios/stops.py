@@ -99,9 +99,9 @@ def interruptions_use_up_attempts(patch: Patch) -> None:
 @mutation
 def stop_does_not_wait(patch: Patch) -> None:
     """A stopped worker closes at once, whatever its handlers do."""
-    from pgqueue.worker.supervisor import Supervisor
+    from pgqueue.worker.slots import Slots
 
-    patch.set(Supervisor, "_are_alive", lambda _self: False)
+    patch.set(Slots, "are_alive", lambda _self: False)
 
 
 @scenario(

@@ -112,9 +112,9 @@ def overstay_at_gate(session: Session, ctx: JobContext, gate: str) -> int:
 @mutation
 def threads_are_not_timed(patch: Patch) -> None:
     """Nobody looks whether a handler in a thread is past its timeout."""
-    from pgqueue.worker.supervisor import Supervisor
+    from pgqueue.worker.slots import Slots
 
-    patch.set(Supervisor, "_replace_overdue", lambda _self: None)
+    patch.set(Slots, "_replace_overdue", lambda _self: None)
 
 
 @mutation

@@ -12,7 +12,7 @@ from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.nodes import on_nodes
 from pgqueue.cli.options import on_app_with_json, on_database, together, verbose_option
 from pgqueue.database.opening import own_connection
-from pgqueue.database.settings import PRUNING
+from pgqueue.database.settings import JANITOR
 from pgqueue.models import SCHEMA
 from pgqueue.terminal import print_json, print_table
 from pgqueue.worker.duties.prune import Progress, PruneRound
@@ -153,7 +153,7 @@ def prune(given: CliState, as_json: bool, dry_run: bool) -> None:
         return
     prune_round = PruneRound(queue.retention)
     with own_connection(
-        queue.engine, PRUNING, isolation_level="READ COMMITTED", purpose="prune"
+        queue.engine, JANITOR, isolation_level="READ COMMITTED", purpose="prune"
     ) as connection:
         while (progress := prune_round.step(connection)) is not Progress.DONE:
             time.sleep(UNTIL_FREE if progress is Progress.BUSY else 0)

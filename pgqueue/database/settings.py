@@ -42,29 +42,21 @@ ADMITTING = {
     "synchronous_commit": "off",
 }
 
-UPKEEP = {**OWN, **BRIEF, **PLAN_ONCE}
+BEATING = {**OWN, **BRIEF, **PLAN_ONCE}
 
-PRUNING = {
-    **dict.fromkeys(PLANNER, "off"),
-    **UPKEEP,
-    # A job whose deletion cascades to a locked row of an application is left to a later round.
+UPKEEP = {
+    **BEATING,
+    # An application may lock tables for minutes, and a statement that waits for the lock delays all
+    # statements that ask for it later: the thread tries again instead.
     "lock_timeout": "250",
-    # A delete that a crash of the server undoes is repeated.
-    "synchronous_commit": "off",
 }
 
-COUNTING = {
-    **UPKEEP,
-    # A count is done without if another transaction locks the tables.
-    "lock_timeout": "250",
-    "synchronous_commit": "off",
-}
+TIMERS = {**dict.fromkeys(PLANNER, "off"), **UPKEEP}
 
-SCHEDULING = {
-    **dict.fromkeys(PLANNER, "off"),
+JANITOR = {
     **UPKEEP,
-    # A schedule whose row, table or unique key another transaction has locked stays due.
-    "lock_timeout": "250",
+    # What a crash of the server undoes is repeated.
+    "synchronous_commit": "off",
 }
 
 LIMITS = ("idle_in_transaction_session_timeout", "transaction_timeout")

@@ -2,8 +2,8 @@
 
     claimer --claims--> job buffer (a heap) --> slots (handler threads) --> settler (in batches)
 
-A heartbeat and a rescuer run beside them, each on a connection of its own.  If a handler runs in a
-child process, its slot waits for it.
+Heartbeat, upkeep, timers and janitor run beside them, each on a connection of its own.  If a
+handler runs in a child process, its slot waits for it.
 """
 
 from pgqueue.worker.health import WorkerHealth

@@ -126,19 +126,23 @@ class Counted:
 
 
 class AttemptCounts:
-    """Shared by the threads that settle attempts, the slots, the claimer and the rescuer."""
+    """Told by the ledger; the slots, the claimer, the settler and upkeep call it at once."""
 
     def __init__(self, clock: ServerClock) -> None:
         self._clock = clock
         self._lock = Lock()
         self._counted = Counted()
         self._tasks: set[str] = set()
-        self.one_in = 1
-        """Of so many attempts, the slots measure one, which they choose by chance."""
+        self._one_in = 1
+        """Of so many attempts one is measured, chosen by chance."""
+        self._to_skip = 0
+        """How many attempts come before the next one that is measured."""
 
     def claimed(self, jobs: Sequence[Claimed]) -> None:
         """Count the jobs of a claim, by queue.  Of many, some are measured."""
-        self.one_in = max(len(jobs) // MOST_MEASURED, 1)
+        one_in = max(len(jobs) // MOST_MEASURED, 1)
+        if one_in != self._one_in:
+            self._one_in, self._to_skip = one_in, attempts_to_skip(one_in)
         by_queue = Counter(map(attrgetter("queue"), jobs))
         minute = int(self._clock.now() // MINUTE)
         with self._lock:
@@ -170,11 +174,18 @@ class AttemptCounts:
             recorded = AttemptOutcome(attempt.outcome or AttemptOutcome.RETRIED)
             self._count(attempt.task, attempt.job_id, recorded, CRASH)
 
-    def ran(self, run: RunningAttempt, outcome: Outcome | None, *, counts_for: int = 1) -> None:
-        """Measure how long an attempt ran and how long its job waited.
+    def ran(self, run: RunningAttempt, outcome: Outcome | None) -> None:
+        """Measure how long an attempt ran and how long its job waited, or skip it.
+
+        Counts what it skips without a lock: two threads at once may skip one too few.
 
         ``outcome``: None if it is settled already.
         """
+        if self._to_skip > 0:
+            self._to_skip -= 1
+            return
+        counts_for = self._one_in
+        self._to_skip = attempts_to_skip(counts_for)
         if isinstance(outcome, NOT_STARTED):
             return
         claimed, (started_at, ended_at) = run.claimed, run.times

@@ -5,7 +5,6 @@ is due, and claims only if one is: the question is one read, a claim and a sweep
 """
 
 import time
-from collections.abc import Sequence
 from functools import partial
 from threading import Event
 
@@ -13,7 +12,7 @@ from sqlalchemy import Connection
 
 from pgqueue import redaction
 from pgqueue.database.opening import READ_COMMITTED
-from pgqueue.database.settings import CLAIMING, SCHEDULING
+from pgqueue.database.settings import CLAIMING, TIMERS
 from pgqueue.options import OptionsOfWorker
 from pgqueue.outcomes import Released
 from pgqueue.repository.claim import Claim, Claimed, Upcoming
@@ -35,7 +34,7 @@ from pgqueue.worker.duties.batches import BatchEnds
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.runtime import WorkerRuntime
-from pgqueue.worker.slot import Slot
+from pgqueue.worker.slots import Slots
 
 logger = redaction.logger(__name__)
 
@@ -58,7 +57,7 @@ class Claimer(Loop):
         self,
         runtime: WorkerRuntime,
         config: OptionsOfWorker,
-        slots: Sequence[Slot],
+        slots: Slots,
         admitter: Admitter,
         *,
         listens: bool,
@@ -99,6 +98,7 @@ class Claimer(Loop):
         self._refused = RefusedJobs(self._cursors, runtime.stopping)
         self._batches = BatchEnds(notify=listens)
         self._listener = Listener(enabled=listens)
+        runtime.work_may_be_there.connect(self.notify)
 
     def notify(self, behind: bool = False) -> None:
         """Wake the claimer, from another thread: jobs may be due; ``behind``: behind its cursors
@@ -158,7 +158,7 @@ class Claimer(Loop):
         if runtime.identity.worker_id != worker_id:
             return 0.0  # this worker was declared dead: a rescuer releases these leases too
 
-        prefetch.ran(sum(slot.ran for slot in self._slots), sum(slot.busy for slot in self._slots))
+        prefetch.ran(*self._slots.work_done())
         if prefetch.was_full and buffer.free_slots > 0:
             prefetch.ran_dry()
         buffer.low_water = prefetch.low_water
@@ -204,8 +204,6 @@ class Claimer(Loop):
         cursors.advance(pairs, claim, limit=limit)
         self._prefetch.claimed(taken=claim.taken, left=claim.left, limit=limit, is_ahead=ahead)
         runtime.clock.read(claim.read_at, began)
-        if claim.rows and runtime.statistics is not None:
-            runtime.statistics.claimed(claim.rows)
         if claim.rows:
             self._sleep.found_jobs()
         if self._prefetch.was_full:  # the claim found as many messages as it asked for
@@ -282,7 +280,7 @@ class Claimer(Loop):
             return False
         connection = ReconnectingConnection(
             self._runtime.engine,
-            SCHEDULING,
+            TIMERS,
             self._runtime.outage,
             name="batches",
             stopping=self.stopping,

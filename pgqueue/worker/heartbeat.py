@@ -15,7 +15,7 @@ from threading import Event
 from sqlalchemy import Connection, Engine
 
 from pgqueue import redaction
-from pgqueue.database.settings import UPKEEP
+from pgqueue.database.settings import BEATING
 from pgqueue.repository.rescue import SeenWorker
 from pgqueue.repository.workers import NOTHING_PAUSED, Workers
 from pgqueue.rules.served_queues import is_pattern
@@ -91,7 +91,7 @@ class Heartbeat(Loop):
     ) -> None:
         super().__init__(
             engine,
-            UPKEEP,
+            BEATING,
             outage,
             name=HEARTBEAT,
             isolation_level="AUTOCOMMIT",

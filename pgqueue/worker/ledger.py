@@ -1,4 +1,8 @@
-"""The ledger: the attempts of this worker that are not settled, and the outcomes to settle."""
+"""The ledger: the attempts of this worker that are not settled, and the outcomes to settle.
+
+Each attempt that begins or ends comes through here, so the statistics are counted and the events
+are told here, and nowhere else.
+"""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -6,12 +10,16 @@ from threading import Event
 
 from pgqueue import redaction
 from pgqueue.events import AttemptOutcome, attempt_outcome
+from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.ended import log_job_failure
 from pgqueue.handler.error_reports import log_fields
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
+from pgqueue.repository.rescue import Rescued
 from pgqueue.repository.settle import JobOutcomes, Settlement
 from pgqueue.worker.attempt_counts import AttemptCounts
+from pgqueue.worker.attempt_events import AttemptEvents
+from pgqueue.worker.wake_up import WakeUp
 
 logger = redaction.logger(__name__)
 
@@ -22,14 +30,30 @@ STALE = "stale"
 
 
 class Ledger:
-    """Shared by the claimer, the slots and the settler.
+    """Shared by the claimer, the slots, the settler and upkeep.
 
     The outcomes are shared without a lock: ``append`` and ``popleft`` are atomic under the
     GIL.
     """
 
-    def __init__(self, statistics: AttemptCounts | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        statistics: AttemptCounts | None = None,
+        events: AttemptEvents | None = None,
+        work_may_be_there: WakeUp | None = None,
+        all_settled: Event | None = None,
+    ) -> None:
+        """
+        Args:
+            events: Tells the application how attempts end, if it has callbacks.
+            work_may_be_there: Called when the next suspect may start.
+            all_settled: Set when no attempt is in flight any more.
+        """
         self._statistics = statistics
+        self._events = events
+        self._work_may_be_there = work_may_be_there or WakeUp()
+        self._all_settled = all_settled or Event()
         self.in_flight: dict[int, Claimed] = {}
         """Every job claimed and not yet settled: the leases that the worker knows of.
 
@@ -37,30 +61,23 @@ class Ledger:
         attempt is forgotten.
         """
         self.counts: Counter[str] = Counter()
-        self.times: dict[int, tuple[float, float]] = {}
-        """When the handlers of unsettled attempts ran, by message; only for :attr:`on_end`."""
-        self.on_end: (
-            Callable[[Claimed, Outcome, str | None, tuple[float, float] | None], object] | None
-        ) = None
-        """Called for each outcome that is committed, if the application has callbacks: with the
-        outcome of the job, if it has ended, and when the handler ran, if it has."""
         self.on_settled: Callable[[Iterable[Claimed]], object] | None = None
         """Called with the jobs of attempts that are forgotten, if limits are in use."""
-        self.on_suspect_settled: Callable[[], object] = lambda: None
-        """Called when the next suspect may start: the claimer may be asleep."""
-        self.on_all_settled: Callable[[], object] = lambda: None
-        """Called when no attempt is in flight any more."""
+        self._times: dict[int, tuple[float, float]] = {}
+        """When the handlers of unsettled attempts ran, by message; only for their events."""
         self._done: deque[Settlement] = deque()
         self._has_done = Event()
 
     def ended(self) -> int:
-        """How many attempts were ended here, those apart that were given back or came too late."""
+        """Ended attempts, without those given back or too late."""
         counts = dict(self.counts)  # at once: other threads count meanwhile
         return sum(counts.values()) - counts.get(STALE, 0) - counts.get(AttemptOutcome.RELEASED, 0)
 
-    def claimed(self, jobs: Iterable[Claimed]) -> None:
+    def claimed(self, jobs: Sequence[Claimed]) -> None:
         """Record jobs before a slot can take them."""
         self.in_flight.update((job.message_id, job) for job in jobs)
+        if self._statistics is not None:
+            self._statistics.claimed(jobs)
 
     def knows(self, claimed: Claimed) -> bool:
         """Whether an attempt is still this worker's.
@@ -68,6 +85,19 @@ class Ledger:
         A worker that was declared dead has forgotten all its attempts.
         """
         return self.in_flight.get(claimed.message_id) is claimed
+
+    def ran(self, run: RunningAttempt, outcome: Outcome | None) -> None:
+        """Pass the outcome of an attempt that has run to the settler; None if it is settled."""
+        if self._statistics is not None:
+            self._statistics.ran(run, outcome)
+        if outcome is not None and not run.is_settled:
+            self.note_times(run)
+            self.done(run.claimed, outcome)
+
+    def note_times(self, run: RunningAttempt) -> None:
+        """Keep for its event when an attempt ran; call it before the attempt is settled."""
+        if self._events is not None:
+            self._times[run.claimed.message_id] = run.times
 
     def done(self, claimed: Claimed, outcome: Outcome) -> None:
         """Pass an outcome to the settler."""
@@ -98,9 +128,10 @@ class Ledger:
         self.counts["succeeded"] += len(batch)
         if self._statistics is not None:
             self._statistics.succeeded([claimed.task for claimed, _ in batch])
-        if self.on_end is not None:
+        if self._events is not None:
             for claimed, outcome in batch:
-                self.on_end(claimed, outcome, "succeeded", self.times.get(claimed.message_id))
+                times = self._times.get(claimed.message_id)
+                self._events.ended(claimed, outcome, "succeeded", times)
         self._forget([claimed for claimed, _ in batch])
 
     def settled(self, batch: Sequence[Settlement], job_outcomes: JobOutcomes) -> None:
@@ -121,9 +152,9 @@ class Ledger:
                 self._statistics.ended(claimed, outcome, recorded)
             if job_outcome == AttemptOutcome.FAILED:
                 log_job_failure(claimed, outcome)
-            if self.on_end is not None:
-                times = self.times.get(claimed.message_id)
-                self.on_end(claimed, outcome, job_outcome, times)
+            if self._events is not None:
+                times = self._times.get(claimed.message_id)
+                self._events.ended(claimed, outcome, job_outcome, times)
         self._forget([claimed for claimed, _ in batch])
 
     def stale(self, claimed: Claimed) -> None:
@@ -131,10 +162,17 @@ class Ledger:
         self.counts[STALE] += 1
         self._forget([claimed])
 
+    def rescued(self, attempts: Sequence[Rescued]) -> None:
+        """Record the crashes of other workers that this worker has settled."""
+        if self._statistics is not None:
+            self._statistics.rescued(attempts)
+        if self._events is not None:
+            self._events.rescued(attempts)
+
     def forget_all(self) -> None:
         """Forget all attempts: other workers rescue them."""
         self.in_flight.clear()
-        self.times.clear()
+        self._times.clear()
 
     def stop_waiting(self) -> None:
         """End the settler's wait for an outcome."""
@@ -146,9 +184,9 @@ class Ledger:
         has_suspect = False
         for job in jobs:
             self.in_flight.pop(job.message_id, None)
-            self.times.pop(job.message_id, None)
+            self._times.pop(job.message_id, None)
             has_suspect = has_suspect or job.crashes > 0
         if has_suspect:
-            self.on_suspect_settled()
+            self._work_may_be_there()
         if not self.in_flight:
-            self.on_all_settled()
+            self._all_settled.set()

@@ -92,6 +92,10 @@ class Loop(WorkerThread):
     def step(self, connection: Connection) -> float:
         """Do what is to be done; returns the seconds until the next step."""
 
+    def seconds_after_failure(self) -> float:
+        """The seconds until the next step after one that the database, or an error, has failed."""
+        return self._repeat_after
+
     def end(self) -> None:
         """Called after the last step."""
 
@@ -146,9 +150,9 @@ class Loop(WorkerThread):
             self.reconnecting.close()
             self._errors.failed(self.name, f"{self.name} has failed, and goes on", error)
             self.stopping.wait(PAUSE_AFTER_ERROR)
-            return self._repeat_after
+            return self.seconds_after_failure()
         if seconds is None:
-            return self._repeat_after
+            return self.seconds_after_failure()
         self._errors.succeeded(self.name)
         return seconds
 

@@ -135,9 +135,9 @@ class PoolTransaction(AttemptTransaction):
     def note_settled(self, outcome: Outcome, job_outcome: str | None) -> None:
         self.attempt.ended_at = time.monotonic()
         self.attempt.is_committed = True
-        self._runtime.note_times(self.attempt)
-        claimed = self.attempt.claimed
-        self._runtime.ledger.settled([(claimed, outcome)], {claimed.job_id: job_outcome})
+        claimed, ledger = self.attempt.claimed, self._runtime.ledger
+        ledger.note_times(self.attempt)
+        ledger.settled([(claimed, outcome)], {claimed.job_id: job_outcome})
 
     def call_listeners(self, session: Session) -> None:
         """Call them inside what a framework puts around handlers."""

@@ -27,6 +27,7 @@ from pgqueue.worker.processes.pool import ProcessPool
 from pgqueue.worker.progress import ProgressWriter
 from pgqueue.worker.server_clock import ServerClock
 from pgqueue.worker.until_empty import HandlerErrors
+from pgqueue.worker.wake_up import WakeUp
 
 
 class WorkerRuntime:
@@ -48,6 +49,7 @@ class WorkerRuntime:
         self.tasks = dict(queue.tasks)
         self.task_names = array_of(sorted(self.tasks))
         """The names of all tasks, as the array parameter of a statement."""
+        self.application = queue.application
         self.identity = WorkerIdentity(
             queues=config.names, slots=config.concurrency, version=queue.version
         )
@@ -55,8 +57,20 @@ class WorkerRuntime:
         self.outage = Outage()
         self.buffer = JobBuffer()
         self.clock = ServerClock()
+        self.work_may_be_there = WakeUp()
+        """Wakes the claimer."""
+        callbacks = [*queue.attempt_callbacks]
+        if config.log_jobs is not None:
+            callbacks.append(job_log(LogJobs(config.log_jobs)))
+        self.events = AttemptEvents(callbacks, self.clock) if callbacks else None
+        """Tells the application how attempts end, if it asks for that."""
         self.statistics = AttemptCounts(self.clock) if config.statistics else None
-        self.ledger = Ledger(self.statistics)
+        self.ledger = Ledger(
+            statistics=self.statistics,
+            events=self.events,
+            work_may_be_there=self.work_may_be_there,
+            all_settled=self.buffer.room,
+        )
 
         around = queue.around_jobs()
         self.around = around if errors is None else errors.around(around)
@@ -76,13 +90,6 @@ class WorkerRuntime:
         self.retention = queue.retention
         self.deletes_at_once = queue.retention.ever_deletes_at_once
         """Whether some jobs are deleted when they succeed; otherwise no settle asks which."""
-        callbacks = [*queue.attempt_callbacks]
-        if config.log_jobs is not None:
-            callbacks.append(job_log(LogJobs(config.log_jobs)))
-        self.events = AttemptEvents(callbacks, self.clock) if callbacks else None
-        """Tells the application how attempts end, if it asks for that."""
-        if self.events is not None:
-            self.ledger.on_end = self.events.ended
 
     @property
     def open_tasks(self) -> str:
@@ -99,11 +106,6 @@ class WorkerRuntime:
             stopping=self.stopping,
             report=self.progress.report,
         )
-
-    def note_times(self, run: RunningAttempt) -> None:
-        """Keep for its event when an attempt ran; call it before the attempt is settled."""
-        if self.events is not None:
-            self.ledger.times[run.claimed.message_id] = run.times
 
     def is_kept(self, claimed: Claimed) -> bool:
         """Whether a job stays in the tables if it succeeds."""

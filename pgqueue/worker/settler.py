@@ -1,15 +1,14 @@
 """The settler: writes outcomes in batches, and repeats a batch until it is written."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
 from threading import Event
-from typing import Any
 
 from psycopg.errors import InternalError_, ProgramLimitExceeded
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from pgqueue import redaction
@@ -30,16 +29,13 @@ from pgqueue.outcomes import (
     Unreadable,
     is_plain_success,
 )
-from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts, Settlement
 from pgqueue.repository.tables import notify
-from pgqueue.tasks import Task
-from pgqueue.worker.heartbeat import WorkerIdentity
-from pgqueue.worker.ledger import Ledger
 from pgqueue.worker.loop import Loop
-from pgqueue.worker.outage import REPEAT, Outage, words_of
+from pgqueue.worker.outage import REPEAT, words_of
 from pgqueue.worker.reconnecting import is_lock_timeout
 from pgqueue.worker.rows import RowGuard, may_be_of_row
+from pgqueue.worker.runtime import WorkerRuntime
 
 logger = redaction.logger(__name__)
 
@@ -68,33 +64,22 @@ TOO_LARGE = (ProgramLimitExceeded, InternalError_)
 class Settler(Loop):
     """The settling thread.  Its statements are fenced, so repeating one changes nothing."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        ledger: Ledger,
-        identity: WorkerIdentity,
-        outage: Outage,
-        *,
-        goes_on: Callable[[bool], None],
-        tasks: Mapping[str, Task[..., Any]],
-        is_kept: Callable[[Claimed], bool] | None = None,
-    ) -> None:
-        """``goes_on``: called after jobs have got new messages; with True if these are behind the
-        cursors.  ``is_kept``: whether a job stays if it has succeeded; None if all jobs do."""
+    def __init__(self, runtime: WorkerRuntime) -> None:
         super().__init__(
-            engine,
+            runtime.engine,
             SETTLING,
-            outage,
+            runtime.outage,
             name="settler",
             isolation_level="AUTOCOMMIT",
             patience=0.0,
             is_vital=True,
         )
-        self._ledger = ledger
-        self._identity = identity
-        self._goes_on = goes_on
-        self._tasks = tasks
-        self._is_kept = is_kept
+        self._ledger = runtime.ledger
+        self._identity = runtime.identity
+        self._work_may_be_there = runtime.work_may_be_there
+        self._tasks = runtime.tasks
+        self._is_kept = runtime.is_kept if runtime.deletes_at_once else None
+        """Whether a job stays if it has succeeded; None if all jobs do."""
         self._locked: list[Settlement] = []
         """Outcomes of jobs that another transaction has locked: they must not delay others."""
         self._refused: list[Settlement] = []
@@ -155,7 +140,7 @@ class Settler(Loop):
         with_details, self._with_details = self._with_details, []
         behind = any(_keeps_its_place(outcome) for _, outcome in with_details)
         if behind or any(isinstance(outcome, GOES_ON) for _, outcome in with_details):
-            self._goes_on(behind)
+            self._work_may_be_there(behind)
         if behind:
             connection.execute(select(notify("rewind")))
         return 0.0

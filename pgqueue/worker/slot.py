@@ -18,7 +18,6 @@ from pgqueue.handler.transaction import FAILURES, AttemptTransaction, Stale
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts
-from pgqueue.worker.attempt_counts import attempts_to_skip
 from pgqueue.worker.outage import is_away, words_of
 from pgqueue.worker.pool_transaction import PoolTransaction
 from pgqueue.worker.reconnecting import is_lock_timeout
@@ -48,8 +47,6 @@ class Slot(WorkerThread):
         """Number of jobs that have run in this slot."""
         self.busy = 0.0
         """Seconds spent on the jobs that have run in this slot."""
-        self._one_in, self._to_skip = 1, 0
-        """One of so many attempts is measured; so many are still skipped before the next."""
         self._brought_back: Claimed | None = None
         """A job that was taken on the event loop and must begin in this thread."""
 
@@ -108,20 +105,7 @@ class Slot(WorkerThread):
         self.ran += 1
         self.busy += attempt.ended_at - attempt.started_at
         if is_first:
-            counts = self.runtime.statistics
-            if counts is not None:
-                if counts.one_in != self._one_in:
-                    self._one_in = counts.one_in
-                    self._to_skip = attempts_to_skip(self._one_in)
-                if self._to_skip:
-                    self._to_skip -= 1
-                else:
-                    counts.ran(attempt, outcome, counts_for=self._one_in)
-                    self._to_skip = attempts_to_skip(self._one_in)
-            if outcome is not None and not attempt.is_settled:
-                if self.runtime.events is not None:
-                    self.runtime.note_times(attempt)
-                self.runtime.ledger.done(attempt.claimed, outcome)
+            self.runtime.ledger.ran(attempt, outcome)
             return True
         return not attempt.is_abandoned
 

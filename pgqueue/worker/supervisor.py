@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Event, Lock, Thread
 from uuid import UUID
 
@@ -15,45 +15,35 @@ from pgqueue import redaction, schema
 from pgqueue.database.handlers import check_binds
 from pgqueue.database.opening import isolation_of, warn_of_unheard_listeners, worker_engine
 from pgqueue.database.settings import OWN
-from pgqueue.errors import TooManyStuck, WorkerBroken
-from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.errors import WorkerBroken
 from pgqueue.handler.error_reports import log_fields
 from pgqueue.job_queue import PgQueue
 from pgqueue.options import OptionsOfWorker
-from pgqueue.outcomes import Interrupted, Outcome, Released
-from pgqueue.repository.rescue import Rescued
-from pgqueue.tasks.pauses import under_all_names
+from pgqueue.outcomes import Released
 from pgqueue.worker import timeouts
 from pgqueue.worker.claimer import Claimer
-from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 from pgqueue.worker.duties.admit import Admitter
-from pgqueue.worker.duties.batches import BatchEnder
 from pgqueue.worker.duties.coordinator import CoordinatorListener
-from pgqueue.worker.duties.depths import DepthCounter
-from pgqueue.worker.duties.minutes import MinuteWriter
-from pgqueue.worker.duties.prune import Pruner
-from pgqueue.worker.duties.rescue import Rescuer
-from pgqueue.worker.duties.ticks import Scheduler
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.heartbeat import Heartbeat
+from pgqueue.worker.janitor import Janitor
 from pgqueue.worker.ledger import STALE
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.processes.pool import ProcessPool
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.settler import Settler
-from pgqueue.worker.slot import Slot
+from pgqueue.worker.slots import Slots
 from pgqueue.worker.threads import WorkerThread, wait_until
+from pgqueue.worker.timers import Timers
 from pgqueue.worker.until_empty import HandlerErrors
+from pgqueue.worker.upkeep import Upkeep
 
 logger = redaction.logger(__name__)
 
 WATCH_EVERY = 0.1
 WATCH_AT_REST_EVERY = 0.25
 """Seconds between two checks of handlers, threads and signals; the second while no handler runs."""
-OBEY_WITHIN = 3.0
-"""Seconds for which the worker waits, before it ends, for handlers past their timeout: those that
-look at ``ctx.is_cancelled()`` may all have been overdue at the same moment."""
 LAST_CLAIM = 4.5
 """Seconds to wait for the end of the last claim, which may have to be cancelled."""
 LAST_SETTLE = 4.0
@@ -77,39 +67,25 @@ class Supervisor:
     ) -> None:
         self._config = config
         self._stopping = stopping
-        self._stuck: list[Slot] = []
-        """Slots that were replaced, whose handlers have not returned."""
         self._closing = Lock()
         self._is_closed = False
         self._has_interrupted = False
         """Whether any attempt was interrupted."""
-        self._application_engine = queue.engine
-        self._engine = worker_engine(queue.engine)
         if any(task.is_transactional for task in queue.tasks.values()):
             check_binds(queue.sessions, queue.engine)
+        self._application_engine = queue.engine
+        self._engine = worker_engine(queue.engine)
         self._runtime = runtime = WorkerRuntime(
             queue, config, self._engine, stopping=stopping, errors=errors
         )
-        identity, ledger, outage = runtime.identity, runtime.ledger, runtime.outage
-        self._transactions = timeouts.Transactions(runtime)
         _warn_of_small_pool(runtime)
         warn_of_unheard_listeners(queue.engine, self._engine)
+        self._coordinator = queue.coordinator if queue.notify and not until_empty else lambda: None
 
-        self._slots = [Slot(runtime) for _ in range(config.concurrency)]
+        self._slots = Slots(runtime, config.concurrency)
+        self._settler = Settler(runtime)
         self._admitter = Admitter(
-            self._engine,
-            AdmissionRounds(
-                lambda: identity.served,
-                lambda: under_all_names(runtime.tasks, identity.paused),
-                lambda: runtime.open_tasks,
-                notify=queue.notify,
-                most_ready=config.concurrency,
-            ),
-            outage,
-            limited=queue.limited,
-            poll_interval=config.poll_interval.total_seconds(),
-            stopping=stopping,
-            on_admitted=lambda: self._claimer.notify(),
+            runtime, queue, most_ready=config.concurrency, poll_interval=config.poll_interval
         )
         self._claimer = Claimer(
             runtime,
@@ -119,55 +95,24 @@ class Supervisor:
             listens=queue.notify,
             until_empty=until_empty,
         )
-        self._coordinator = queue.coordinator if queue.notify and not until_empty else lambda: None
-        self._settler = Settler(
-            self._engine,
-            ledger,
-            identity,
-            outage,
-            goes_on=self._claimer.notify,
-            tasks=runtime.tasks,
-            is_kept=runtime.is_kept if runtime.deletes_at_once else None,
-        )
-        ledger.on_suspect_settled = self._claimer.notify
-        ledger.on_all_settled = runtime.buffer.room.set
-
+        self._janitor = Janitor(runtime)
         # A run that ends when no job is left fires no schedule.
-        self._scheduler, batch_ender = None, None
-        if not until_empty:
-            tasks, names = runtime.tasks, runtime.task_names
-            self._scheduler = Scheduler(self._engine, queue, tasks, names, outage)
-            batch_ender = BatchEnder(self._engine, outage, notify=queue.notify)
-        minutes, counter = None, None
-        if runtime.statistics is not None:
-            minutes = MinuteWriter(
-                runtime.statistics, application=queue.application, version=queue.version
-            )
-            counter = DepthCounter(self._engine, outage)
-        self._rescuer = Rescuer(
-            self._engine,
-            identity,
-            outage,
-            running=self._running_job_ids,
-            on_cancel=self._cancel,
-            on_rescued=self._handle_rescued,
-            ticking=self._scheduler,
-            ending=batch_ender,
-            minutes=minutes,
-            counting=counter,
+        self._timers = None if until_empty else Timers(runtime, queue)
+        self._upkeep = Upkeep(
+            runtime, self._slots, self._admitter, timers=self._timers, janitor=self._janitor
         )
         self._heartbeat = Heartbeat(
             self._engine,
-            identity,
-            outage,
+            runtime.identity,
+            runtime.outage,
             attempts_ended=runtime.ledger.ended,
-            on_dead=self._rescuer.reap,
+            on_dead=self._upkeep.reap,
             on_death=self._give_up_all,
         )
-        pruner = Pruner(self._engine, runtime.retention, outage)
-        duties = (self._heartbeat, self._rescuer, pruner, self._scheduler, batch_ender, counter)
-        self._duties: list[Loop] = [loop for loop in duties if loop is not None]
+        self._duties: list[Loop] = [self._heartbeat, self._upkeep, self._janitor]
         """The loops that run before the first claim."""
+        if self._timers is not None:
+            self._duties.append(self._timers)
         self._loops: list[Loop] = [
             *self._duties,
             runtime.progress,  # started by the first report
@@ -205,11 +150,11 @@ class Supervisor:
         now, identity = time.monotonic(), self._runtime.identity
         return WorkerHealth(
             slots=identity.slots,
-            busy=len(self._running_job_ids()),
+            busy=len(self._slots.attempts()),
             heartbeat_age=now - identity.acknowledged_at,
             claim_age=now - self._claimer.looked_at,
             stale=self._runtime.ledger.counts[STALE],
-            hanging=() if self._scheduler is None else tuple(self._scheduler.hanging()),
+            hanging=() if self._timers is None else tuple(self._timers.hanging()),
         )
 
     def interrupt(self) -> bool:
@@ -218,11 +163,8 @@ class Supervisor:
         Returns whether this run has interrupted any attempt.
         """
         began = time.monotonic()
-        with timeouts.staying(runs := self._running_attempts()):
-            lost = [run for run in runs if run.lose()]
-            outcomes = [(run, Interrupted(run.task.settings.max_interruptions)) for run in lost]
-            self._settle_for_threads(outcomes)
-        self._has_interrupted = self._has_interrupted or bool(lost)
+        if self._slots.interrupt():
+            self._has_interrupted = True
         self._close(LAST_SETTLE - (time.monotonic() - began))
         return self._has_interrupted
 
@@ -240,7 +182,7 @@ class Supervisor:
             if any(task.is_transactional for task in self._runtime.tasks.values()):
                 self._runtime.isolation_level = isolation_of(self._application_engine)
             if (url := self._coordinator()) is not None:
-                listener = CoordinatorListener(create_engine(url), self._claimer.notify)
+                listener = CoordinatorListener(create_engine(url), self._runtime.work_may_be_there)
                 self._duties.append(listener)
                 self._loops.insert(0, listener)
             return True
@@ -252,118 +194,53 @@ class Supervisor:
             reconnecting.close()
 
     def _supervise(self, is_over: Callable[[], bool]) -> None:
-        for ready in (self._heartbeat.registered, self._rescuer.informed):
+        for ready in (self._heartbeat.registered, self._upkeep.has_looked):
             while not ready.wait(WATCH_EVERY):
                 self._check_threads()
                 if is_over():
                     return
         logger.info("serving %s", ", ".join(self._config.names))
-        if self._admitter.is_in_use:  # after the rescuer: it must not admit jobs of paused tasks
+        if self._admitter.is_in_use:  # after upkeep: it must not admit jobs of paused tasks
             self._runtime.ledger.on_settled = self._admitter.settled
             self._admitter.start()
-        for thread in (self._settler, *self._slots, self._claimer):
+        for thread in (self._settler, self._slots, self._claimer):
             thread.start()
         while not is_over() and not self._claimer.finished.wait(
-            WATCH_EVERY if self._running_attempts() else WATCH_AT_REST_EVERY
+            WATCH_EVERY if self._slots.attempts() else WATCH_AT_REST_EVERY
         ):
-            timeouts.stop_cut_off(self._running_attempts())
-            self._replace_overdue()
-            self._transactions.end_again()
+            self._slots.watch()
             self._check_threads()
-
-    def _running_attempts(self) -> list[RunningAttempt]:
-        return [run for slot in self._slots if (run := slot.current) is not None]
-
-    def _running_job_ids(self) -> list[int]:
-        return [run.claimed.job_id for run in self._running_attempts()]
-
-    def _cancel(self, asked: set[int], killed: set[int]) -> None:
-        for run in self._running_attempts():
-            if run.claimed.job_id in asked:
-                run.ask_to_stop()
-            if run.claimed.job_id in killed:
-                run.kill()
-
-    def _handle_rescued(self, attempts: Sequence[Rescued]) -> None:
-        self._admitter.wake()
-        if self._runtime.events is not None:
-            self._runtime.events.rescued(attempts)
-        if self._runtime.statistics is not None:
-            self._runtime.statistics.rescued(attempts)
 
     def _give_up_all(self) -> None:
         """Forget all jobs: this worker was declared dead, and others rescue its jobs."""
         self._runtime.buffer.drain()
         self._runtime.ledger.forget_all()
-        for run in self._running_attempts():
-            run.lose()
-
-    def _replace_overdue(self) -> None:
-        """Settle attempts that are past their timeout, and put new threads into their slots.
-
-        A thread cannot be stopped from outside; its handler sees ``ctx.is_cancelled()``.
-        """
-        overdue = {
-            index: run
-            for index, slot in enumerate(self._slots)
-            if (run := slot.current) is not None and run.is_overdue
-        }
-        for run in overdue.values():
-            run.is_abandoned = True  # before its thread can see that the attempt is lost
-        with timeouts.staying(overdue.values()):
-            lost = {index: run for index, run in overdue.items() if run.lose()}
-            self._settle_for_threads([(run, timeouts.late(run)) for run in lost.values()])
-        for index in lost:
-            self._stuck.append(self._slots[index])
-            self._slots[index] = Slot(self._runtime)
-            self._slots[index].start()
-        if self._has_too_many_stuck():
-            wait_until(lambda: not self._has_too_many_stuck(), lambda: OBEY_WITHIN)
-        if self._has_too_many_stuck():
-            raise TooManyStuck(
-                f"{len(self._stuck)} handlers do not return although they are past their timeout; "
-                "end this process: their threads cannot be stopped otherwise"
-            )
-
-    def _has_too_many_stuck(self) -> bool:
-        self._stuck = [slot for slot in self._stuck if slot.is_alive()]
-        return len(self._stuck) >= self._config.concurrency
-
-    def _settle_for_threads(self, ended: Sequence[tuple[RunningAttempt, Outcome]]) -> None:
-        """Settle attempts whose threads still run, and end their transactions from this thread."""
-        self._transactions.end([run for run, _ in ended])
-        for run, outcome in ended:
-            if self._runtime.statistics is not None:
-                self._runtime.statistics.ran(run, outcome)
-            if not run.is_settled:
-                self._runtime.note_times(run)
-                self._runtime.ledger.done(run.claimed, outcome)
+        self._slots.give_up()
 
     def _end(self, grace: Callable[[], float]) -> None:
         """Stop claiming, release jobs that have not started, let handlers finish, settle."""
         runtime = self._runtime
 
         def have_ended() -> bool:
-            timeouts.stop_cut_off(self._running_attempts())
-            return not self._are_alive()
+            timeouts.stop_cut_off(self._slots.attempts())
+            return not self._slots.are_alive()
 
         def close_after_last_handler() -> None:
             # Until then, the heartbeat must protect its lease.
-            for slot in self._slots:
-                slot.join()
+            self._slots.join()
             self._close()
             _outlived.discard(self)
 
-        logger.info("stopping; number of running handlers: %d", len(self._running_attempts()))
+        logger.info("stopping; number of running handlers: %d", len(self._slots.attempts()))
         self._stopping.set()
-        for run in self._running_attempts():
+        for run in self._slots.attempts():
             run.notify_child()
         self._claimer.stop(seconds=LAST_CLAIM)
         for claimed in runtime.buffer.drain():
             runtime.ledger.done(claimed, Released())
         runtime.buffer.close()
         wait_until(have_ended, grace)
-        for run in self._running_attempts():
+        for run in self._slots.attempts():
             logger.warning(
                 "job %d %s: its handler still runs after the grace period; the attempt is "
                 "interrupted if it does not end before the process",
@@ -373,10 +250,10 @@ class Supervisor:
             )
         if runtime.children.interrupt():
             self._has_interrupted = True
-            wait_until(lambda: all(map(_has_ended_or_is_stuck, self._slots)), lambda: FOR_KILLED)
-        if self._are_alive():
+            wait_until(self._slots.are_killed, lambda: FOR_KILLED)
+        if self._slots.are_alive():
             # Their attempts are settled when their threads end, or when the process exits.
-            for run in self._running_attempts():
+            for run in self._slots.attempts():
                 run.ask_to_stop()
             _outlived.add(self)
             Thread(target=close_after_last_handler, name="pgqueue-last-out", daemon=True).start()
@@ -391,7 +268,7 @@ class Supervisor:
             *self._loops,
             runtime.children,
             runtime.loop,
-            *self._slots,
+            *self._slots.threads,
         )
         for thread in threads:
             if thread.failure is not None:
@@ -399,9 +276,6 @@ class Supervisor:
                 raise WorkerBroken(
                     f"{thread.name} has failed: {thread.failure!r}"
                 ) from thread.failure
-
-    def _are_alive(self) -> bool:
-        return any(slot.is_alive() for slot in self._slots)
 
     def _close(self, seconds: float = LAST_SETTLE) -> None:
         deadline = time.monotonic() + seconds
@@ -456,9 +330,3 @@ def _warn_of_small_pool(runtime: WorkerRuntime) -> None:
             "less concurrency",
             *(most, slots, takers[0], slots),
         )
-
-
-def _has_ended_or_is_stuck(slot: Slot) -> bool:
-    """Whether a slot has ended, or runs a handler in its own thread, which cannot be stopped."""
-    run = slot.current
-    return not slot.is_alive() or (run is not None and not run.task.in_process)

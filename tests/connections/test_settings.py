@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from pgqueue import Limit, PgQueue, Unique, Worker
 from pgqueue.cli import main
 from pgqueue.database.opening import own_connection
-from pgqueue.database.settings import PRUNING
+from pgqueue.database.settings import JANITOR
 from pgqueue.worker.duties.prune import Progress, PruneRound
 
 HOSTILE = {
@@ -141,7 +141,7 @@ def test_hostile_settings_of_the_database_change_nothing(hostile_engine: Engine)
         assert queue.check(session) == []
     assert_commands_answer(hostile_engine, *([command] for command in COMMANDS))
     pruning = PruneRound(queue.retention)
-    with own_connection(queue.engine, PRUNING, isolation_level="READ COMMITTED") as connection:
+    with own_connection(queue.engine, JANITOR, isolation_level="READ COMMITTED") as connection:
         while pruning.step(connection) is Progress.MORE:
             pass
     with queue.session() as session:

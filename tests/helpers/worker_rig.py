@@ -3,8 +3,9 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Self
 
 import worker_tasks
@@ -15,7 +16,10 @@ from chaos.environment import Environment
 from chaos.workers import PATIENCE as PATIENCE
 from chaos.workers import Member, Workers
 from chaos.workers import wait_until as wait_until
-from pgqueue import Violation, Worker
+from pgqueue import PgQueue, Violation, Worker
+from pgqueue.database.opening import worker_engine
+from pgqueue.options import OptionsOfWorker
+from pgqueue.worker.runtime import WorkerRuntime
 
 WorkerProgram = Member
 
@@ -41,6 +45,12 @@ def running(worker: Worker) -> Iterator[None]:
         worker.stop()
         thread.join(PATIENCE)
     assert not thread.is_alive()
+
+
+def runtime_of(queue: PgQueue) -> WorkerRuntime:
+    """What the threads of a worker share, and none of the threads."""
+    config = OptionsOfWorker(concurrency=1, poll_interval=timedelta(1), grace=timedelta(1))
+    return WorkerRuntime(queue, config, worker_engine(queue.engine), stopping=Event())
 
 
 class Rig(Environment):

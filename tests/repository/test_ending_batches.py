@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from chaos.interleavings.logical_workers import execute, wait_until
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
 from pgqueue import BatchEnded, Job, PgQueue, Worker
-from pgqueue.database.settings import SCHEDULING, UPKEEP
+from pgqueue.database.settings import TIMERS, UPKEEP
 from pgqueue.repository import batches
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.workers import Workers
@@ -224,7 +224,7 @@ def test_a_look_at_an_open_batch_is_two_probes(many_url: str) -> None:
 
 
 def test_the_next_unfinished_job_is_found_from_the_last_one_on(many_url: str) -> None:
-    engine = on(many_url, SCHEDULING)
+    engine = on(many_url, TIMERS)
     with engine.connect() as connection:
         connection.execute(
             text("UPDATE pgqueue.jobs SET outcome = 'failed', finished_at = now() WHERE id = :id"),

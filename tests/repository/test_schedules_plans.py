@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
-from pgqueue.database.settings import SCHEDULING
+from pgqueue.database.settings import TIMERS
 from pgqueue.repository.schedules import Moved, ScheduleRows
 from pgqueue.repository.workers import Workers
 from pgqueue.rules.ticks import Firing
@@ -25,7 +25,7 @@ BY_TICK = {"Index Scan schedules_next_tick", "Index Only Scan schedules_next_tic
 @pytest.fixture(scope="module")
 def many(server_url: str, template_url: str) -> Iterator[Engine]:
     with fresh_database(server_url, template_url=template_url) as url:
-        settings = {**SCHEDULING, **AUTO_EXPLAIN}
+        settings = {**TIMERS, **AUTO_EXPLAIN}
         options = " ".join(
             f"-c {name}={value}".replace(", ", ",") for name, value in settings.items()
         )

@@ -19,7 +19,7 @@ from chaos.interleavings.logical_workers import pairs
 from chaos.workers import wait_until
 from pgqueue import Job, JobContext, JobStatus, Limit, PgQueue, RowsHidden, Worker, schema
 from pgqueue.database.opening import own_connection
-from pgqueue.database.settings import PRUNING
+from pgqueue.database.settings import JANITOR
 from pgqueue.outcomes import Released
 from pgqueue.repository.admit import drop_useless
 from pgqueue.repository.batches import Batches
@@ -299,7 +299,7 @@ def test_row_security_on_a_table_of_the_application_does_not_stop_the_pruning(
             connection.execute(text(statement))
 
     pruning = PruneRound(queue.retention)
-    with own_connection(clerk, PRUNING, isolation_level="READ COMMITTED") as connection:
+    with own_connection(clerk, JANITOR, isolation_level="READ COMMITTED") as connection:
         while pruning.step(connection) is Progress.MORE:
             pass
 

@@ -1,13 +1,12 @@
 """Threads of a worker at the edge of what the server takes, or says: without a process around."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 
 import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
+from worker_rig import runtime_of
 
 from chaos.interleavings.logical_workers import (
     TASKS,
@@ -17,9 +16,7 @@ from chaos.interleavings.logical_workers import (
 from chaos.workers import wait_until
 from pgqueue import Job, PgQueue, Worker
 from pgqueue.database.autocommit import autocommitting
-from pgqueue.database.opening import worker_engine
 from pgqueue.handler.outcome import after_error
-from pgqueue.options import OptionsOfWorker
 from pgqueue.outcomes import Retried, Succeeded
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts
@@ -38,10 +35,9 @@ DIGITS = [1] * 500_000
 @contextmanager
 def crew_on(engine: Engine) -> Iterator[WorkerRuntime]:
     """What the threads of a worker share, and none of the threads."""
-    plan = OptionsOfWorker(concurrency=1, poll_interval=timedelta(1), grace=timedelta(1))
     queue = PgQueue(engine)
     queue.task(name="tests.task")(lambda: None)
-    shared = WorkerRuntime(queue, plan, worker_engine(engine), stopping=threading.Event())
+    shared = runtime_of(queue)
     with autocommitting(engine) as connection:
         name = shared.identity.worker_id
         Workers(connection).register(name, hostname="here", pid=1, queues=["default"], slots=1)
@@ -49,14 +45,7 @@ def crew_on(engine: Engine) -> Iterator[WorkerRuntime]:
 
 
 def settler_of(shared: WorkerRuntime) -> Settler:
-    return Settler(
-        shared.engine,
-        shared.ledger,
-        shared.identity,
-        shared.outage,
-        goes_on=lambda _: None,
-        tasks=shared.tasks,
-    )
+    return Settler(shared)
 
 
 def claimed_by(logical_workers: WorkerRuntime, engine: Engine, count: int) -> list[Claimed]:

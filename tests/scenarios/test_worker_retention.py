@@ -12,7 +12,9 @@ from worker_rig import endings, wait_until
 
 from pgqueue import Cancel, Change, Job, JobContext, Keep, PgQueue, Retry, Worker, schema
 from pgqueue.database.opening import worker_engine
-from pgqueue.worker.duties.prune import Pruner
+from pgqueue.database.settings import JANITOR
+from pgqueue.worker.duties.prune import Prune
+from pgqueue.worker.duty_list import DutyList
 from pgqueue.worker.outage import Outage
 
 AT_ONCE = timedelta(0)
@@ -146,7 +148,12 @@ class TestDeletedAtOnce:
         queue.engine.dispose()
 
 
-class TestPruner:
+def pruning(engine: Engine, queue: PgQueue) -> DutyList:
+    duty = Prune(queue.retention, first_after=0, pause=0.01)
+    return DutyList(engine, JANITOR, Outage(), [duty], name="janitor")
+
+
+class TestPrune:
     def test_it_prunes_in_rounds_until_it_is_stopped(self, queue: PgQueue) -> None:
         queue.task(name="task", keep=Keep(succeeded=timedelta(hours=1)))(HANDLERS["plain"])
         old = text(
@@ -154,7 +161,7 @@ class TestPruner:
             " VALUES ('task', 'succeeded', '2020-01-01', '2020-01-01', 1)"
         )
         engine = worker_engine(queue.engine)
-        pruner = Pruner(engine, queue.retention, Outage(), first_after=0, pause=0.01)
+        pruner = pruning(engine, queue)
         pruner.start()
         try:
             for _ in range(2):
@@ -176,9 +183,7 @@ class TestPruner:
         and a table whose rows a trigger keeps."""
         with queue.engine.begin() as connection:
             connection.execute(text(DAMAGED))
-        pruner = Pruner(
-            worker_engine(queue.engine), queue.retention, Outage(), first_after=0, pause=0.01
-        )
+        pruner = pruning(worker_engine(queue.engine), queue)
         pruner.start()
         try:
             wait_until(lambda: damaged(queue.engine) == AFTER_PRUNING, what="others are pruned")
@@ -193,7 +198,7 @@ class TestPruner:
     def test_without_the_right_to_delete_it_names_the_remedy_once(
         self, queue: PgQueue, role: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        class Counted(Pruner):
+        class Counted(Prune):
             rounds = 0
 
             def step(self, connection: Connection) -> float:
@@ -203,10 +208,11 @@ class TestPruner:
         queue.task(name="task", keep=Keep(succeeded=timedelta(hours=1)))(HANDLERS["plain"])
         as_role = queue.engine.url.update_query_dict({"options": f"-c role={role}"})
         engine = create_engine(as_role, poolclass=NullPool)
-        pruner = Counted(engine, queue.retention, Outage(), first_after=0, pause=0.01)
+        duty = Counted(queue.retention, first_after=0, pause=0.01)
+        pruner = DutyList(engine, JANITOR, Outage(), [duty], name="janitor")
         pruner.start()
         try:
-            wait_until(lambda: pruner.rounds > 2, what="it tries again")
+            wait_until(lambda: duty.rounds > 2, what="it tries again")
         finally:
             pruner.stop(seconds=60)
 

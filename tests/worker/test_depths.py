@@ -9,33 +9,24 @@ from worker_rig import running, wait_until
 from chaos.interleavings.logical_workers import execute, stored
 from pgqueue import Job, PgQueue, Worker
 from pgqueue.database.opening import own_connection
+from pgqueue.database.settings import UPKEEP
 from pgqueue.tables import QueueMinute
 from pgqueue.worker.duties import depths
-from pgqueue.worker.duties.depths import DepthCounter
-from pgqueue.worker.duties.rescue import HOUSEKEEPING
-from pgqueue.worker.outage import Outage
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(depths, "EVERY", 0.0)
+from pgqueue.worker.duties.depths import CountQueues
 
 
 @pytest.fixture
-def rescuer(engine: Engine) -> Iterator[Connection]:
-    with own_connection(engine, HOUSEKEEPING, isolation_level="READ COMMITTED") as connection:
+def upkeep(engine: Engine) -> Iterator[Connection]:
+    with own_connection(engine, UPKEEP, isolation_level="READ COMMITTED") as connection:
         yield connection
 
 
-class Counter(DepthCounter):
-    """Notes that it is woken, and has no thread."""
-
-    wakes = 0
-
-    def wake(self, seconds: float = 0.0) -> None:
-        self.wakes += 1
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depths, "EVERY", 0.05)
 
 
+@pytest.mark.usefixtures("often")
 def test_a_worker_counts_the_jobs_of_all_queues(engine: Engine) -> None:
     queue = PgQueue(engine)
     other = PgQueue(engine)
@@ -48,26 +39,20 @@ def test_a_worker_counts_the_jobs_of_all_queues(engine: Engine) -> None:
     assert (row.queue, row.waiting, row.due) == ("other", 1, 1)
 
 
-def test_one_worker_counts_and_another_one_when_it_ends(engine: Engine) -> None:
-    first, second = (Counter(engine, Outage()) for _ in range(2))
-    with own_connection(engine, HOUSEKEEPING, isolation_level="READ COMMITTED") as ours:
-        with own_connection(engine, HOUSEKEEPING, isolation_level="READ COMMITTED") as theirs:
-            first.wake_if_due(theirs)
-            second.wake_if_due(ours)
-            first.wake_if_due(theirs)
-            assert (first.wakes, second.wakes) == (2, 0)
+def test_one_worker_counts_and_another_one_when_it_ends(engine: Engine, upkeep: Connection) -> None:
+    first, second = CountQueues(), CountQueues()
+    with own_connection(engine, UPKEEP, isolation_level="READ COMMITTED") as theirs:
+        assert first.may_count(theirs)
+        assert not second.may_count(upkeep)
+        assert first.may_count(theirs)
 
-        def is_woken() -> bool:
-            second.wake_if_due(ours)
-            return second.wakes == 1
-
-        wait_until(is_woken, what="the server has ended the other connection")
+    wait_until(lambda: second.may_count(upkeep), what="the server has ended the other connection")
 
 
 def test_a_count_is_followed_by_a_rest_of_fifty_times_as_long(
-    engine: Engine, rescuer: Connection
+    engine: Engine, upkeep: Connection
 ) -> None:
-    counter = Counter(engine, Outage())
+    duty = CountQueues()
     execute(
         engine,
         "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS"
@@ -78,12 +63,12 @@ def test_a_count_is_followed_by_a_rest_of_fifty_times_as_long(
         "CREATE TRIGGER slow AFTER INSERT ON pgqueue.queue_minutes EXECUTE FUNCTION public.slow()",
     )
 
-    counter.step(rescuer)
-    counter.wake_if_due(rescuer)
+    duty.step(upkeep)
 
-    assert counter.wakes == 0
+    assert not duty.may_count(upkeep)
 
 
+@pytest.mark.usefixtures("often")
 def test_jobs_run_on_where_the_queues_cannot_be_counted(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,6 +77,6 @@ def test_jobs_run_on_where_the_queues_cannot_be_counted(
     task = queue.task(name="t")(lambda: None)
 
     with running(Worker(queue)):
-        wait_until(lambda: "depths: the database refuses" in caplog.text, what="a count is refused")
+        wait_until(lambda: "janitor: the database" in caplog.text, what="it is refused")
         job = task.delay()
         wait_until(lambda: stored(engine, Job)[0].outcome == "succeeded", what=f"job {job} ran")

@@ -5,8 +5,10 @@ import pytest
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository.claim import Claimed
 from pgqueue.worker.attempt_counts import AttemptCounts
+from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.ledger import STALE, Ledger
 from pgqueue.worker.server_clock import ServerClock
+from pgqueue.worker.wake_up import WakeUp
 
 
 def claimed(number: int, *, crashes: int = 0) -> Claimed:
@@ -17,9 +19,10 @@ def claimed(number: int, *, crashes: int = 0) -> Claimed:
 @pytest.mark.parametrize("how", ["all succeeded", "one was too late", "stale"])
 @pytest.mark.parametrize("crashes", [0, 1])
 def test_the_claimer_is_told_when_a_suspect_is_settled(how: str, crashes: int) -> None:
-    ledger = Ledger()
     told: list[str] = []
-    ledger.on_suspect_settled = lambda: told.append(how)
+    claimer = WakeUp()
+    claimer.connect(lambda _behind: told.append(how))
+    ledger = Ledger(work_may_be_there=claimer)
     suspect = claimed(1, crashes=crashes)
     ledger.claimed([suspect, claimed(2)])
 
@@ -37,14 +40,15 @@ def test_the_claimer_is_told_when_a_suspect_is_settled(how: str, crashes: int) -
 @pytest.mark.parametrize("listens", [False, True])
 def test_successes_are_counted_once_whether_or_not_somebody_listens(listens: bool) -> None:
     statistics = AttemptCounts(ServerClock())
-    ledger = Ledger(statistics)
-    told: list[str | None] = []
-    if listens:
-        ledger.on_end = lambda _claimed, _outcome, job_outcome, _times: told.append(job_outcome)
+    told: list[str] = []
+    events = AttemptEvents([lambda ended: told.append(ended.outcome)], ServerClock())
+    ledger = Ledger(statistics=statistics, events=events if listens else None)
 
     ledger.succeeded([(claimed(1), Succeeded()), (claimed(2), Succeeded())])
 
     ledger.stale(claimed(3))
+    events.start()
+    events.finish(seconds=60)
 
     assert ledger.counts == {"succeeded": 2, STALE: 1}
     assert ledger.ended() == 2

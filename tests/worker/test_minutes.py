@@ -19,10 +19,10 @@ from chaos.interleavings.logical_workers import (
 )
 from pgqueue import Cancel, JobContext, PgQueue, Retry, Snooze, Worker
 from pgqueue.database.opening import own_connection
+from pgqueue.database.settings import UPKEEP
 from pgqueue.tables import Deploy, ErrorGroup, QueueMinute, TaskMinute
 from pgqueue.worker.attempt_counts import AttemptCounts
 from pgqueue.worker.duties.minutes import MinuteWriter
-from pgqueue.worker.duties.rescue import HOUSEKEEPING
 from pgqueue.worker.server_clock import ServerClock
 
 AT_ONCE = Retry.constant(timedelta(0))
@@ -165,7 +165,7 @@ def test_what_a_lock_keeps_from_being_written_is_written_later(engine: Engine) -
     writer = MinuteWriter(counts, application="", version="")
     counts.succeeded(["t"])
 
-    with own_connection(engine, HOUSEKEEPING, isolation_level="READ COMMITTED") as connection:
+    with own_connection(engine, UPKEEP, isolation_level="READ COMMITTED") as connection:
         with engine.begin() as other:
             other.execute(text("LOCK TABLE pgqueue.task_minutes"))
             writer.write(connection)

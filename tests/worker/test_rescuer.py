@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, Executable, create_engine, func, make_url, select, text
-from worker_rig import promised
+from worker_rig import promised, runtime_of
 
+from pgqueue import PgQueue
 from pgqueue.database.opening import own_connection
-from pgqueue.worker.duties.rescue import HOUSEKEEPING, RESCUE_LOCK, Rescuer
-from pgqueue.worker.heartbeat import Heartbeat, WorkerIdentity
+from pgqueue.database.settings import UPKEEP
+from pgqueue.worker.duties.admit import Admitter
+from pgqueue.worker.duties.rescue import RESCUE_LOCK
+from pgqueue.worker.heartbeat import Heartbeat
+from pgqueue.worker.janitor import Janitor
 from pgqueue.worker.liveness import FAST_GRACE
-from pgqueue.worker.outage import Outage
+from pgqueue.worker.slots import Slots
+from pgqueue.worker.upkeep import Upkeep
 
 pytestmark = pytest.mark.journey
 
@@ -51,12 +56,24 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
     )
     with engine.begin() as connection:
         connection.execute(A_WORKER)
-    identity, outage = WorkerIdentity(queues=[], slots=1), Outage()
-    rescuer = Rescuer(engine, identity, outage, running=list, on_cancel=print)
-    heartbeat = Heartbeat(
-        watched, identity, outage, attempts_ended=int, on_dead=rescuer.reap, on_death=print
+    runtime = runtime_of(queue := PgQueue(engine))
+    slots = Slots(runtime, 1)
+    upkeep = Upkeep(
+        runtime,
+        slots,
+        Admitter(runtime, queue, most_ready=1, poll_interval=timedelta(seconds=1)),
+        timers=None,
+        janitor=Janitor(runtime),
     )
-    for thread in (rescuer, heartbeat):
+    heartbeat = Heartbeat(
+        watched,
+        runtime.identity,
+        runtime.outage,
+        attempts_ended=int,
+        on_dead=upkeep.reap,
+        on_death=slots.give_up,
+    )
+    for thread in (upkeep, heartbeat):
         thread.start()
     try:
         backend = until(engine, HAS_LOOKED)
@@ -73,7 +90,7 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
         assert seen_for >= FAST_GRACE
     finally:
         heartbeat.stop(seconds=5)
-        rescuer.stop(seconds=5)
+        upkeep.stop(seconds=5)
         watched.dispose()
         outside.dispose()
 
@@ -84,7 +101,7 @@ def test_a_worker_that_is_frozen_while_it_rescues_keeps_the_others_from_it_for_s
 ) -> None:
     """Or nobody would rescue what it holds itself, for as long as its host answers for it."""
     lock = select(func.pg_try_advisory_xact_lock(RESCUE_LOCK))
-    with own_connection(engine, HOUSEKEEPING, isolation_level="READ COMMITTED") as frozen:
+    with own_connection(engine, UPKEEP, isolation_level="READ COMMITTED") as frozen:
         assert frozen.scalar(lock)
 
         took = -time.monotonic()

@@ -7,18 +7,19 @@ every job.
 """
 
 import time
-from collections.abc import Callable, Iterable
-from threading import Event
+from collections.abc import Iterable
+from datetime import timedelta
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from pgqueue.database.settings import ADMITTING
+from pgqueue.job_queue import PgQueue
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.limits import Limits
-from pgqueue.rules.limits import Limited
+from pgqueue.tasks.pauses import under_all_names
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 from pgqueue.worker.loop import Loop
-from pgqueue.worker.outage import Outage
+from pgqueue.worker.runtime import WorkerRuntime
 
 SWEEP_EVERY = 10.0
 """Seconds between two sweeps, which delete free places."""
@@ -36,31 +37,35 @@ class Admitter(Loop):
 
     def __init__(
         self,
-        engine: Engine,
-        rounds: AdmissionRounds,
-        outage: Outage,
+        runtime: WorkerRuntime,
+        queue: PgQueue,
         *,
-        limited: Limited,
-        poll_interval: float,
-        stopping: Event,
-        on_admitted: Callable[[], object],
+        most_ready: int,
+        poll_interval: timedelta,
     ) -> None:
+        self._poll_interval = poll_interval.total_seconds()
         super().__init__(
-            engine,
+            runtime.engine,
             ADMITTING,
-            outage,
+            runtime.outage,
             name="admitter",
-            stopping=stopping,
-            repeat_after=poll_interval,
+            stopping=runtime.stopping,
+            repeat_after=self._poll_interval,
             patience=CANCEL_AFTER,
         )
+        self._limited = limited = queue.limited
         self.is_in_use = bool(limited.limits)
         self.admitted = 0
         """How many jobs this worker has admitted."""
-        self._limited = limited
-        self._rounds = rounds
-        self._poll_interval = poll_interval
-        self._on_admitted = on_admitted
+        identity = runtime.identity
+        self._rounds = AdmissionRounds(
+            lambda: identity.served,
+            lambda: under_all_names(runtime.tasks, identity.paused),
+            lambda: runtime.open_tasks,
+            notify=queue.notify,
+            most_ready=most_ready,
+        )
+        self._work_may_be_there = runtime.work_may_be_there
         self._are_declared = not limited.limits
         """Whether the limits of this application are in the database."""
         self._begun = self._ended = 0
@@ -105,7 +110,7 @@ class Admitter(Loop):
                     wait = min(wait, seconds_to_next)
                 if admitted:
                     self.admitted += admitted
-                    self._on_admitted()
+                    self._work_may_be_there()
             is_to_sweep = time.monotonic() - self._swept_at >= SWEEP_EVERY
             while is_to_sweep and not self.stopping.is_set():
                 self._swept_at = time.monotonic()

@@ -1,21 +1,19 @@
 """The end of batches: enqueues the callback of a batch whose last job has ended, and counts the
 jobs of those that are open.
 
-It has its own thread and connection, so that the count of a million jobs holds up no tick and no
-rescue.  The rescuer tells it when a batch may have ended or is to be counted.  Without batches, the
-thread sleeps and has no connection.  Every worker ends batches; there is no leader.
+Every worker ends batches; there is no leader.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from threading import Event
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from pgqueue import redaction
-from pgqueue.database.settings import SCHEDULING
 from pgqueue.repository.batches import Batches
-from pgqueue.worker.loop import NEVER, Loop
-from pgqueue.worker.outage import Outage
+from pgqueue.worker.duty_list import Duty
+from pgqueue.worker.loop import NEVER
 from pgqueue.worker.rows import RowGuard
 
 logger = redaction.logger(__name__)
@@ -24,18 +22,17 @@ CANDIDATES = 100
 """Batches that may have ended, in one read."""
 
 
-class BatchEnder(Loop):
-    """The thread that ends batches.  A lock on the row lets one worker end a batch."""
+class EndBatches(Duty):
+    """Ends batches when it is told that one may have ended.  A lock on the row lets one worker end
+    a batch."""
 
-    def __init__(self, engine: Engine, outage: Outage, *, notify: bool) -> None:
-        # The rescuer wakes it when it finds a batch.
-        super().__init__(
-            engine, SCHEDULING, outage, name="batches", first_in=NEVER, repeat_after=NEVER
-        )
+    def __init__(self, *, notify: bool, stopping: Event) -> None:
+        super().__init__(first_in=NEVER, repeat_after=NEVER)
         self._ends = BatchEnds(notify=notify)
+        self._stopping = stopping
 
     def step(self, connection: Connection) -> float:
-        self._ends.end(connection, is_over=self.stopping.is_set)
+        self._ends.end(connection, is_over=self._stopping.is_set)
         return NEVER
 
 

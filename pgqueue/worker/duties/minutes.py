@@ -1,7 +1,5 @@
 """Writes the statistics that a worker has counted, every ten seconds."""
 
-import time
-
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -21,10 +19,8 @@ EVERY = 10.0
 
 
 class MinuteWriter:
-    """Has no thread and no connection of its own: the rescuer calls it.
-
-    What cannot be written is kept and written later.  Jobs never wait for it: an error that is not
-    one of the connection is logged, and the rescuer goes on.
+    """What cannot be written is kept and written later.  Jobs never wait for it: an error that is
+    not one of the connection is logged, and upkeep goes on.
     """
 
     def __init__(self, counts: AttemptCounts, *, application: str, version: str) -> None:
@@ -32,19 +28,13 @@ class MinuteWriter:
         self._application = application
         self._version = version
         self._is_noted = not version
-        self._due_at = time.monotonic() + EVERY
         self._refused = ""
-
-    def write_if_due(self, connection: Connection) -> None:
-        if time.monotonic() >= self._due_at:
-            self.write(connection)
 
     def write(self, connection: Connection) -> None:
         """Write all that was counted, in one transaction.
 
         If the connection breaks during its COMMIT, the numbers may be written twice.
         """
-        self._due_at = time.monotonic() + EVERY
         counted = self._counts.take()
         if not counted.numbers and not counted.started:
             return

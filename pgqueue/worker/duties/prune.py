@@ -1,22 +1,21 @@
-"""The pruner: deletes ended jobs whose time is over, in rounds some minutes apart.
+"""Deletes ended jobs whose time is over, in rounds some minutes apart.
 
-It has a thread and a connection of its own, so that a slow delete holds up no rescue.  A round is
-two walks over the jobs from the oldest, in short transactions: the first over the failed and
-cancelled jobs, the second over all jobs that are old enough.  At its end batches are deleted, and
-then statistics and the log of operators.
+A round is two walks over the jobs from the oldest, in short transactions: the first over the failed
+and cancelled jobs, the second over all jobs that are old enough.  At its end batches are deleted,
+and then statistics and the log of operators.
 """
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 
 from psycopg.errors import DeadlockDetected
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
-from pgqueue.database.settings import PRUNING
 from pgqueue.models.base import SCHEMA
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.error_groups import ErrorGroups
@@ -25,9 +24,10 @@ from pgqueue.repository.prune import Pruning
 from pgqueue.repository.queue_minutes import QueueMinutes
 from pgqueue.repository.references import Reference
 from pgqueue.repository.task_minutes import TaskMinutes
+from pgqueue.repository.transactions import PLAN_BY_KEY
 from pgqueue.rules.retention import Retention
-from pgqueue.worker.loop import Loop
-from pgqueue.worker.outage import Outage, is_away, words_of
+from pgqueue.worker.duty_list import Duty
+from pgqueue.worker.outage import is_away, words_of
 from pgqueue.worker.reconnecting import GRANT_AGAIN, is_lock_timeout, lacks_right
 from pgqueue.worker.rows import RowGuard, may_be_of_row
 
@@ -40,37 +40,21 @@ PAUSE = 300.0
 REST = 50
 """A round rests so many times as long as it has read without finding a job to delete.  Jobs that
 are kept are read again by each round: a worker spends 2 % of its time on them at most."""
-
-MOMENT = 0.2
-"""Seconds that a worker which ends waits for a statement before it cancels the statement."""
 NO_RIGHT = f"prune: no ended job is deleted, because the worker's role may not: %s; {GRANT_AGAIN}"
 
 
-class Pruner(Loop):
-    """The pruning thread.  Every worker has one; an advisory lock lets one prune at a time.
+class Prune(Duty):
+    """Prunes in rounds.  Every worker does; an advisory lock lets one prune at a time, because each
+    application has its own retention.
 
-    A step of the loop is one step of a round.  A round ends early if another worker prunes, or if
+    A step of the duty is one step of a round.  A round ends early if another worker prunes, or if
     the database fails a step.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        retention: Retention,
-        outage: Outage,
-        *,
-        first_after: float = FIRST_AFTER,
-        pause: float = PAUSE,
+        self, retention: Retention, *, first_after: float = FIRST_AFTER, pause: float = PAUSE
     ) -> None:
-        super().__init__(
-            engine,
-            PRUNING,
-            outage,
-            name="prune",
-            first_in=_apart(first_after),
-            repeat_after=_apart(pause),
-            patience=MOMENT,
-        )
+        super().__init__(first_in=_apart(first_after), repeat_after=_apart(pause))
         self._retention = retention
         self._pause = pause
         self._was_refused = False
@@ -175,13 +159,13 @@ class PruneRound:
         """Prune one stretch in a transaction of its own, or a part of a batch."""
         pruning = Pruning(connection)
         if self._references is None:
-            with connection.begin():
+            with _begin(connection):
                 self._references = pruning.references()
         if not self._walks:
             return self._prune_batches(connection, self._references)
         began = time.monotonic()
         try:
-            with connection.begin():
+            with _begin(connection):
                 if not pruning.try_lock():
                     return Progress.BUSY
                 stretch = pruning.prune(
@@ -231,7 +215,7 @@ class PruneRound:
             return Progress.MORE
         self._refusal = self._refusal or error.orig
         self._locked_in_row = self._locked_in_row + 1 if _is_locked(error) else 0
-        with connection.begin():
+        with _begin(connection):
             job_id = Pruning(connection).next_job(self._after, dead=self._walks[0])
         if self._locked_in_row >= MOST_LOCKED:
             return Progress.DONE
@@ -250,13 +234,13 @@ class PruneRound:
     def _prune_batches(self, connection: Connection, references: tuple[Reference, ...]) -> Progress:
         """Delete a part of the next batch whose time is over, or step over it."""
         rows = Batches(connection)
-        with connection.begin():
+        with _begin(connection):
             batch_id = rows.next_due(self._retention, references, after=self._after_batch)
         if batch_id is None:
             return self._prune_table(connection)
         deleted = 0
         words = f"batch {batch_id} stays although its time is over"
-        with self._guard.row(batch_id, words), connection.begin():
+        with self._guard.row(batch_id, words), _begin(connection):
             deleted = rows.prune(batch_id, self._retention, MOST)
         if deleted < MOST:
             self._after_batch = batch_id
@@ -270,7 +254,7 @@ class PruneRound:
             return Progress.DONE
         is_more: bool | None = False
         try:
-            with connection.begin():
+            with _begin(connection):
                 is_more = self._tables[name](connection)
         except DBAPIError as error:
             if is_away(error):
@@ -281,6 +265,14 @@ class PruneRound:
         if not is_more:
             del self._tables[name]
         return Progress.MORE
+
+
+@contextmanager
+def _begin(connection: Connection) -> Iterator[None]:
+    """A transaction whose statements are planned by keys, whatever else the connection is for."""
+    with connection.begin():
+        connection.exec_driver_sql(PLAN_BY_KEY)
+        yield
 
 
 def _is_locked(error: DBAPIError) -> bool:

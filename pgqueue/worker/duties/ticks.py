@@ -1,27 +1,25 @@
-"""The scheduler: writes the schedules of the code at the start, and fires ticks in time.
+"""Schedules: writes those of the code at the start, and fires their ticks in time.
 
-It has its own thread and connection, so that ten thousand ticks at midnight hold up no rescue.  The
-rescuer tells it when the next tick is due.  Without ticks, the thread sleeps and has no connection.
-Every worker fires ticks; there is no leader.
+Every worker fires ticks; there is no leader.  A lock on its row lets one worker fire a schedule.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from pgqueue import redaction
-from pgqueue.database.settings import SCHEDULING
-from pgqueue.job_queue import PgQueue
 from pgqueue.repository.schedules import DueSchedule, Moved, ScheduleRows
 from pgqueue.rules.ticks import Firing, Overlap, Standing, decide
-from pgqueue.schedules import task_of_schedule
+from pgqueue.schedules import Schedules, task_of_schedule
 from pgqueue.tasks import PreparedJob, Task
 from pgqueue.worker.application_calls import ApplicationCalls
-from pgqueue.worker.loop import NEVER, Loop
-from pgqueue.worker.outage import Outage
+from pgqueue.worker.duty_list import Duty
+from pgqueue.worker.loop import NEVER
 from pgqueue.worker.rows import RowGuard, may_be_of_row
 
 logger = redaction.logger(__name__)
@@ -31,55 +29,16 @@ AGAIN = 0.5
 own jobs, for a lock, or for a worker that can fire it."""
 
 
-class Scheduler(Loop):
-    """The scheduling thread.  Every worker has one; a lock on its row lets one fire a schedule."""
+class WriteSchedules(Duty):
+    """Writes the schedules of the code, until all are written."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        queue: PgQueue,
-        tasks: Mapping[str, Task[..., Any]],
-        task_names: str,
-        outage: Outage,
-    ) -> None:
-        super().__init__(engine, SCHEDULING, outage, name="schedule", repeat_after=AGAIN)
-        self.task_names = task_names
-        self._schedules = queue.schedules
+    def __init__(self, schedules: Schedules) -> None:
+        super().__init__(repeat_after=AGAIN)
+        self._schedules = schedules
         self._guard = RowGuard()
-        self._ticks = Ticks(tasks, task_names, queue.around_ticks())
-        self._is_written = False
-        """Whether all schedules of the code are written."""
-        self._writes_next = True
-        """Whether the next step writes them.  Steps that write and steps that fire take turns,
-        because the database may refuse either."""
 
     def step(self, connection: Connection) -> float:
-        if self._writes_next:
-            self._writes_next = False
-            self._is_written = self._synchronise(connection)
-            return 0.0
-        self._writes_next = not self._is_written
-        seconds = self._ticks.fire(connection)
-        if seconds is None:
-            seconds = NEVER
-        elif seconds <= 0:
-            seconds = AGAIN
-        return min(seconds, AGAIN) if self._writes_next else seconds
-
-    def hanging(self) -> list[str]:
-        """Return what hangs, in words: schedules whose jobs the application's code prepares."""
-        found = self._ticks.hanging()
-        return [f"schedule {name}, for {seconds:.0f} s" for name, seconds in sorted(found.items())]
-
-    def stop(self, *, seconds: float) -> None:
-        """End, and wait for none of the application's code: the ticks stay due."""
-        self.stopping.set()
-        self._ticks.close()
-        super().stop(seconds=seconds)
-
-    def _synchronise(self, connection: Connection) -> bool:
-        """Write the schedules of the code, each in a transaction of its own; returns whether all
-        are written."""
+        """Write each schedule that differs, in a transaction of its own."""
         with connection.begin():
             differing = self._schedules.differing(connection)
         unwritten = {declared.name for declared in differing}
@@ -92,7 +51,21 @@ class Scheduler(Loop):
                     unwritten.remove(declared.name)
         with connection.begin():
             self._schedules.pause_undeclared(connection)
-        return not unwritten
+        return AGAIN if unwritten else NEVER
+
+
+class FireTicks(Duty):
+    """Fires the ticks that are due."""
+
+    def __init__(self, ticks: Ticks) -> None:
+        super().__init__(repeat_after=AGAIN)
+        self._ticks = ticks
+
+    def step(self, connection: Connection) -> float:
+        seconds = self._ticks.fire(connection)
+        if seconds is None:
+            return NEVER
+        return seconds if seconds > 0 else AGAIN
 
 
 BATCH = 100

@@ -1,0 +1,117 @@
+"""Upkeep: reads twice a second what operators want and which workers have died, and rescues jobs.
+
+It has a connection of its own, because an application may lock the tables for a long time.  If a
+table is locked, upkeep tries again later, and the worker uses what was read before.
+"""
+
+import time
+from collections.abc import Sequence
+from threading import Event
+
+from sqlalchemy import Connection
+
+from pgqueue.database.settings import UPKEEP
+from pgqueue.repository.rescue import Rescued, SeenWorker
+from pgqueue.worker.duties import depths, minutes
+from pgqueue.worker.duties.admit import Admitter
+from pgqueue.worker.duties.minutes import MinuteWriter
+from pgqueue.worker.duties.rescue import Rescue, declare_dead, forget_dead
+from pgqueue.worker.duty_list import Duty, DutyList, Every
+from pgqueue.worker.janitor import Janitor
+from pgqueue.worker.runtime import WorkerRuntime
+from pgqueue.worker.slots import Slots
+from pgqueue.worker.timers import Timers
+
+READ_EVERY = 0.5
+"""Seconds between two reads while handlers run: a cancel reaches a handler within a second."""
+SLOWER_WHEN_IDLE = 3
+"""While no handler runs, the interval is this many times as long: a pause must be seen within two
+seconds."""
+FORGET_EVERY = 3600.0
+"""Seconds between two deletions of the rows of workers that died long ago."""
+
+
+class Look(Duty):
+    """Reads what is paused and cancelled, tells the timers what is due, and rescues."""
+
+    def __init__(
+        self, runtime: WorkerRuntime, slots: Slots, admitter: Admitter, timers: Timers | None
+    ) -> None:
+        super().__init__(repeat_after=READ_EVERY)
+        self.has_looked = Event()
+        """Set when the paused queues and tasks are known: a worker must not claim their jobs."""
+        self.dead: Sequence[SeenWorker] = ()
+        """Workers that the heartbeat has found dead."""
+        self._runtime = runtime
+        self._slots = slots
+        self._admitter = admitter
+        self._timers = timers
+        self._rescue = Rescue(on_rescued=self._rescued)
+        self._skipped = 0
+
+    def step(self, connection: Connection) -> float:
+        began = time.monotonic()
+        running = self._slots.job_ids()
+        if self._may_be_skipped(running):
+            return READ_EVERY
+        # Forgotten even if a table is locked: the heartbeat then finds these workers dead again.
+        dead, self.dead = self.dead, ()
+        if dead:
+            declare_dead(connection, dead)
+        scheduled = None if self._timers is None else self._timers.task_names
+        notices = self._rescue.read_notices(connection, running=running, scheduled=scheduled)
+        self._runtime.identity.paused = notices.paused
+        self.has_looked.set()
+        if self._timers is not None:
+            self._timers.noticed(notices)
+        self._slots.cancel(notices.cancelled, notices.killed)
+        self._rescue.rescue(connection, notices)
+        return began + READ_EVERY - time.monotonic()
+
+    def _may_be_skipped(self, running: Sequence[int]) -> bool:
+        """Whether there is less to look for, because no handler runs."""
+        is_idle = self.has_looked.is_set() and not self.dead and not running
+        self._skipped = (self._skipped + 1) % SLOWER_WHEN_IDLE if is_idle else 0
+        return self._skipped > 0
+
+    def _rescued(self, attempts: Sequence[Rescued]) -> None:
+        self._admitter.wake()
+        self._runtime.ledger.rescued(attempts)
+
+
+class Upkeep(DutyList):
+    """Looks, forgets dead workers, writes the statistics, and asks whether this worker counts."""
+
+    def __init__(
+        self,
+        runtime: WorkerRuntime,
+        slots: Slots,
+        admitter: Admitter,
+        *,
+        timers: Timers | None,
+        janitor: Janitor,
+    ) -> None:
+        self._look = Look(runtime, slots, admitter, timers)
+        self.has_looked = self._look.has_looked
+        duties: list[Duty] = [self._look, Every(FORGET_EVERY, forget_dead)]
+        self._minutes: MinuteWriter | None = None
+        if runtime.statistics is not None:
+            self._minutes = MinuteWriter(
+                runtime.statistics,
+                application=runtime.application,
+                version=runtime.identity.version,
+            )
+            duties.append(Every(minutes.EVERY, self._minutes.write))
+            duties.append(Every(depths.EVERY, janitor.count_if_elected))
+        super().__init__(runtime.engine, UPKEEP, runtime.outage, duties, name="upkeep")
+
+    def reap(self, dead: Sequence[SeenWorker]) -> None:
+        """Take the list of workers that the heartbeat has found dead; it replaces the last list."""
+        self._look.dead = dead
+        if dead:
+            self.wake_for(self._look)
+
+    def end(self) -> None:
+        """Write the last statistics: all attempts are settled.  In an outage, do without."""
+        if self._minutes is not None and self.reconnecting.is_open:
+            self.reconnecting.run(self._minutes.write)
