@@ -31,7 +31,7 @@ FORGET_EVERY = 3600.0
 """Seconds between two deletions of the rows of workers that died long ago."""
 
 
-class Look(Duty):
+class ReadNotices(Duty):
     """Reads what is paused and cancelled, tells the timers what is due, and rescues."""
 
     def __init__(
@@ -91,9 +91,9 @@ class Upkeep(DutyList):
         timers: Timers | None,
         janitor: Janitor,
     ) -> None:
-        self._look = Look(runtime, slots, admitter, timers)
-        self.has_looked = self._look.has_looked
-        duties: list[Duty] = [self._look, Every(FORGET_EVERY, forget_dead)]
+        self._notices = ReadNotices(runtime, slots, admitter, timers)
+        self.has_looked = self._notices.has_looked
+        duties: list[Duty] = [self._notices, Every(FORGET_EVERY, forget_dead)]
         self._minutes: MinuteWriter | None = None
         if runtime.statistics is not None:
             self._minutes = MinuteWriter(
@@ -107,9 +107,9 @@ class Upkeep(DutyList):
 
     def reap(self, dead: Sequence[SeenWorker]) -> None:
         """Take the list of workers that the heartbeat has found dead; it replaces the last list."""
-        self._look.dead = dead
+        self._notices.dead = dead
         if dead:
-            self.wake_for(self._look)
+            self.wake_for(self._notices)
 
     def end(self) -> None:
         """Write the last statistics: all attempts are settled.  In an outage, do without."""
