@@ -59,8 +59,8 @@ class PostgresFailed(PgQueueError, RuntimeError):
 class EmbeddedPostgres:
     """A private PostgreSQL, in a temporary directory or in a given one.
 
-    The server ends when its starting process ends normally.  A given directory keeps its data; a
-    second process that starts a server in it joins the running server.
+    The server ends when its starting process ends, unless this process is killed.  A given
+    directory keeps its data; a second process that starts a server in it joins the running server.
 
     Args:
         directory: Keeps the data and the log.  Default: a temporary directory.

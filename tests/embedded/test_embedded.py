@@ -69,7 +69,7 @@ def test_settings_reach_the_server() -> None:
 
 
 def test_variables_meant_for_other_servers_do_not_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"PGPORT": "1", "PGHOST": "db", "PGDATA": "/", "PGUSER": "me"}.items():
+    for name, value in {"PGPORT": "1", "PGDATA": "/", "PGCTLTIMEOUT": "0"}.items():
         monkeypatch.setenv(name, value)
 
     with EmbeddedPostgres(durable=False) as server:
