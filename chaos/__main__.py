@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import platform
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from chaos import report
+from chaos.folders import server_folder
 from chaos.running import Verdict, play
 from chaos.scenario import Scenario, load
 
@@ -100,7 +98,7 @@ def play_one(
 ) -> None:
     """Run one scenario in this process, and print why it broke."""
     one = load()[name]
-    with _folder() as folder:
+    with server_folder() as folder:
         verdict = play(one, one.size(size or FULL), folder, seed=seed, url=url, mutation=mutation)
     if out is not None:
         out.write_text(json.dumps(asdict(verdict)))
@@ -137,7 +135,7 @@ def _run_all(chosen: list[Scenario], seed: int, size: str, url: str | None) -> I
 
 def _run(one: Scenario, seed: int, size: str, url: str | None) -> Verdict:
     """In a process of its own, so that nothing of one scenario is found by the next."""
-    with _folder() as folder:
+    with server_folder() as folder:
         out = folder / "verdict.json"
         command = [sys.executable, "-m", "chaos", "play", one.name, "--seed", str(seed)]
         command += ["--out", str(out)] + [f"--{size}"] * (size != FULL)
@@ -149,16 +147,6 @@ def _run(one: Scenario, seed: int, size: str, url: str | None) -> Verdict:
             return Verdict(**json.loads(out.read_text()))
         said = f"{done.stderr[:4000]}\n[...]\n{done.stderr[-2000:]}"
         return Verdict(one.name, 0.0, {}, f"ended with {done.returncode}:\n{said}")
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="pgqueue-chaos-"))
-    path.chmod(0o711)  # the account that runs the server of root has to come through
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _machine() -> str:

@@ -2,11 +2,10 @@
 
 import gc
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session
 
+from chaos.folders import server_folder
 from pgqueue.embedded import EmbeddedPostgres
 from pgqueue.testing.databases import as_text, fresh_database, memory_directory
 
@@ -176,13 +176,6 @@ def server_directory() -> Iterator[Path]:
         yield path
 
 
-@contextmanager
-def directory_for_server() -> Iterator[Path]:
-    """A folder, gone afterwards, to which the account that runs the server of root has a way."""
-    # pytest's folders are closed to the account that runs the server of root.
-    path = Path(tempfile.mkdtemp(prefix="pgqueue-test-", dir=memory_directory()))
-    path.chmod(0o711)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+def directory_for_server() -> AbstractContextManager[Path]:
+    """A folder, gone afterwards: pytest's are closed to the account of the server of root."""
+    return server_folder(memory_directory())

