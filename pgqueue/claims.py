@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from types import TracebackType
+from threading import Event
 from typing import Any
 
 from sqlalchemy import Connection, event, select
@@ -23,12 +23,13 @@ from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
 from pgqueue.errors import PayloadError, PgQueueError
 from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome, attempt_outcome
+from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.ended import event_of, log_job_failure, since_due
 from pgqueue.handler.outcome import after_error, log_final_failure, obstacle, outcome_of, unreadable
-from pgqueue.handler.transaction import CancelWins, Stale, settle_in_transaction
+from pgqueue.handler.transaction import Stale, settle_in_transaction
 from pgqueue.meta import read_meta
 from pgqueue.middleware import around_async_handlers, around_handlers
-from pgqueue.outcomes import Cancelled, Exhausted, Outcome, Released, Succeeded
+from pgqueue.outcomes import Cancelled, Outcome, Released, Succeeded
 from pgqueue.repository.claim import ClaimCursor, Claimed
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import CRASHED, notify
@@ -50,14 +51,10 @@ class ClaimedJob:
     """A job that a ``with`` block of :meth:`PgQueue.claim` runs."""
 
     def __init__(
-        self,
-        task: Task[..., Any],
-        claimed: Claimed,
-        args: dict[str, Any],
-        session: Any,
-        layers: Sequence[Any],
+        self, running: RunningAttempt, args: dict[str, Any], session: Any, layers: Sequence[Any]
     ) -> None:
-        self.task = task
+        claimed = running.claimed
+        self.task = running.task
         self.job_id = claimed.job_id
         self.args = args
         """The arguments by name, decoded."""
@@ -68,7 +65,7 @@ class ClaimedJob:
         """Set it to store it as ``job.result``."""
         self.outcome: AttemptOutcome | None = None
         """How the attempt has ended; None inside of the block."""
-        self._claimed = claimed
+        self._running = running
         self._session = session
         self._layers = layers
 
@@ -88,39 +85,27 @@ class ClaimedJob:
         return self._call(self._session)
 
     def _call(self, session: Session) -> Any:
-        context = self._context(session)
-        running_job.set(self._claimed)
-        try:
-            with around_handlers(self._layers)(context):
-                injected = self.task.injection.values(session=session, context=context)
-                self.result = self.task.function(*injected, **self.args)
-        finally:
-            running_job.set(None)
+        with self._running_in(session) as context, around_handlers(self._layers)(context):
+            self.result = self.task.injection.call(self.task.function, context, **self.args)
         return self.result
 
     async def _run_async(self) -> Any:
         if not self.task.is_async:
             return await self._session.run_sync(self._call)
-        context = self._context(self._session)
-        running_job.set(self._claimed)
-        try:
+        function, call = self.task.function, self.task.injection.call
+        with self._running_in(self._session) as context:
             async with around_async_handlers(self._layers)(context):
-                injected = self.task.injection.values(session=self._session, context=context)
-                self.result = await self.task.function(*injected, **self.args)
-        finally:
-            running_job.set(None)
+                self.result = await call(function, context, **self.args)
         return self.result
 
-    def _context(self, session: Any) -> JobContext:
-        return JobContext(
-            job_id=self.job_id,
-            attempt=self.attempt,
-            max_attempts=self.max_attempts,
-            queue=self._claimed.queue,
-            task=self._claimed.task,
-            session=session,
-            meta=self.meta,
-        )
+    @contextmanager
+    def _running_in(self, session: Any) -> Iterator[JobContext]:
+        """Note that this thread or asyncio task runs the job, while its handler runs."""
+        running_job.set(self._running.claimed)
+        try:
+            yield self._running.context(session)
+        finally:
+            running_job.set(None)
 
 
 class OpenClaim:
@@ -154,13 +139,8 @@ class OpenClaim:
         self._block = self._opened(session, session)
         return self._block.__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        return bool(self._block.__exit__(kind, error, trace))
+    def __exit__(self, *error: Any) -> bool:
+        return bool(self._block.__exit__(*error))
 
     async def __aenter__(self) -> ClaimedJob | None:
         self._actual = async_sessions.actual(self._given, WHERE)
@@ -171,28 +151,23 @@ class OpenClaim:
 
         return await self._actual.run_sync(enter)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        return bool(await self._actual.run_sync(lambda _: self._block.__exit__(kind, error, trace)))
+    async def __aexit__(self, *error: Any) -> bool:
+        return bool(await self._actual.run_sync(lambda _: self._block.__exit__(*error)))
 
     @contextmanager
     def _opened(self, session: Session, given: Any) -> Iterator[ClaimedJob | None]:
         connection = joined(session, WHERE)
         refuse_autocommit(connection, WHERE, instead="a claim needs a transaction")
         with translated_errors():
-            attempts = Attempts(connection, uuid.uuid4())
+            attempts = Attempts(connection, worker_id := uuid.uuid4())
             found = self._next(session, connection, attempts)
         if found is None:
             yield None
             return
         claimed, args, waited = found
-        job = ClaimedJob(self._tasks[claimed.task], claimed, args, given, self._layers)
-        began = time.monotonic()
-        outcome: Outcome
+        task = self._tasks[claimed.task]
+        running = RunningAttempt(claimed, task, worker_id=worker_id, stopping=Event())
+        job = ClaimedJob(running, args, given, self._layers)
 
         def transactions() -> tuple[object, object]:
             # Code may end that of the connection behind the Session's back.
@@ -206,7 +181,7 @@ class OpenClaim:
                 if transactions() != at_start:
                     raise PgQueueError("nothing was settled")
                 session.flush()
-                outcome = outcome_of(job.task, claimed, job.result)
+                outcome = outcome_of(task, claimed, job.result)
                 is_kept = not self._retention.deletes_at_once(claimed.task, claimed.queue)
                 job_outcome = settle_in_transaction(attempts, claimed, outcome, is_kept=is_kept)
         except Exception as error:
@@ -219,10 +194,8 @@ class OpenClaim:
                 ) from error
             if connection.invalidated:
                 raise  # the server has undone all, and the job is free again
-            is_cancelled = isinstance(error, CancelWins | Stale)
-            outcome = Cancelled("")
-            if not is_cancelled:
-                outcome = after_error(job.task, claimed, error)
+            is_deleted = isinstance(error, Stale)
+            outcome = Cancelled("") if is_deleted else after_error(task, claimed, error)
             job_outcome = attempts.settle([(claimed, outcome)]).get(job.job_id, "cancelled")
         except BaseException:
             # The caller rolls back.  If it commits all the same, the job must not stay leased.
@@ -231,7 +204,7 @@ class OpenClaim:
             raise
         finally:
             session.info[OPEN] -= 1
-        ran = timedelta(seconds=time.monotonic() - began)
+        ran = timedelta(seconds=time.monotonic() - running.started_at)
         self._ended(session, connection, claimed, outcome, job_outcome, waited=waited, ran=ran)
         job.outcome = attempt_outcome(outcome, job_outcome)
 
@@ -261,11 +234,7 @@ class OpenClaim:
                 has_rescued = True
             for claimed in claim.rows:
                 task, waited = self._tasks[claimed.task], since_due(claimed, claim.read_at)
-                outcome: Outcome | None
-                if claimed.attempt > claimed.max_attempts:
-                    outcome = Exhausted()
-                else:
-                    outcome = obstacle(task, attempts, claimed, in_own_transaction=False)
+                outcome = obstacle(task, attempts, claimed, in_own_transaction=False)
                 if outcome is None:
                     try:
                         return claimed, task.payload.loads(claimed.args), waited

@@ -47,8 +47,8 @@ def call(
         return unreadable(task, claimed, error)
     try:
         with around(context):
-            injected = task.injection.values(session=context.session, context=context)
-            outcome = outcome_of(task, claimed, task.function(*injected, **arguments))
+            returned = task.injection.call(task.function, context, **arguments)
+            outcome = outcome_of(task, claimed, returned)
             if write_pending is not None:
                 write_pending()  # a flush runs the application's own event handlers
         if write_pending is not None:
@@ -78,9 +78,8 @@ async def call_async(
     clock = asyncio.timeout(None if timeout is None else timeout.total_seconds())
     try:
         async with around(context):
-            injected = task.injection.values(session=context.session, context=context)
             async with clock:
-                returned = await task.function(*injected, **arguments)
+                returned = await task.injection.call(task.function, context, **arguments)
             await _raise_own_cancellation()
             outcome = outcome_of(task, claimed, returned)
             if write_pending is not None:

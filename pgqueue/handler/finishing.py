@@ -17,8 +17,7 @@ from pgqueue.database.unit_of_work import write_pending
 from pgqueue.errors import LeaseLost, PgQueueError
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.outcome import success
-from pgqueue.handler.transaction import AttemptTransaction, CancelWins, Stale, call_listener
-from pgqueue.outcomes import Cancel
+from pgqueue.handler.transaction import AttemptTransaction, Stale, call_listener
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -93,8 +92,6 @@ class Finishing:
                         f"{where}: this attempt has lost its job, which another worker may run "
                         "now, so nothing was committed; end the handler"
                     ) from error
-                except CancelWins as error:
-                    raise Cancel from error
                 transaction.commit_writes(connection)
                 self.is_done = True
                 transaction.note_settled(outcome, settled)

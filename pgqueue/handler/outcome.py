@@ -18,6 +18,7 @@ from pgqueue.outcomes import (
     Cancelled,
     Discard,
     ErrorReport,
+    Exhausted,
     Expired,
     Failed,
     Outcome,
@@ -48,6 +49,8 @@ def obstacle(
 
     ``in_own_transaction``: each statement commits itself.
     """
+    if claimed.is_exhausted:
+        return Exhausted()
     expires_in = task.settings.expires_in
     if expires_in is not None and attempts.has_expired(claimed, expires_in):
         reason = "expired: it was not started within its expires_in"

@@ -52,7 +52,7 @@ def run_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
     database outside of the handler.
     """
     task, claimed = attempt.task, attempt.claimed
-    if claimed.attempt > claimed.max_attempts:
+    if claimed.is_exhausted:
         return Exhausted()
     if task.asks_before_start:
         outcome = attempt.wait_for(partial(host.ask_before_start, attempt))
@@ -79,7 +79,7 @@ async def run_async_attempt(attempt: RunningAttempt, host: Host) -> Outcome | No
     """
     task, claimed = attempt.task, attempt.claimed
     needs_database = task.is_transactional or task.asks_before_start
-    if needs_database or claimed.attempt > claimed.max_attempts:
+    if needs_database or claimed.is_exhausted:
         return await greenlet_spawn(run_attempt, attempt, host)
     context = _context(attempt, host)
     return await call_async(task, claimed, context, around=host.around_async)

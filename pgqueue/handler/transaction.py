@@ -24,7 +24,7 @@ from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.database.unit_of_work import TransactionEnded
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import log_fields
-from pgqueue.outcomes import Cancelled, Outcome, Succeeded, is_plain_success
+from pgqueue.outcomes import Cancel, Cancelled, Outcome, Succeeded, is_plain_success
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts
 from pgqueue.tasks.delaying import handler_session
@@ -45,8 +45,11 @@ class Stale(Exception):
     """The lease has passed to another worker: no write of this attempt may be kept."""
 
 
-class CancelWins(Exception):
-    """The job has been cancelled meanwhile: no write of this attempt may be kept."""
+class CancelWins(Cancel):
+    """The job has been cancelled meanwhile: no write of this attempt may be kept.
+
+    The attempt ends as if its handler had raised Cancel.
+    """
 
 
 class AttemptTransaction(ABC):

@@ -310,6 +310,11 @@ class Claimed(NamedTuple):
     crashes: int
     meta: str | None = None
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether crashes have used up its attempts: the handler must not start again."""
+        return self.attempt > self.max_attempts
+
     def secrets(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the values of its secret arguments, which have these names."""
         return secrets_among(self.args, names)

@@ -7,12 +7,16 @@ repeated.  It must be repeated after each upgrade of the tables.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from sqlalchemy import Connection, text
 
 from pgqueue.models.base import SCHEMA
-from pgqueue.schema.roles import QUOTE, Rights, Roles
+from pgqueue.schema.roles import QUOTE, RIGHTS, Roles
+
+ONE_RIGHT = re.compile(r"([A-Z]+)(?: \(([^)]*)\))?")
+"""A privilege of :data:`RIGHTS`, and its columns."""
 
 
 def grant(
@@ -66,8 +70,7 @@ def grant_statements(roles: Roles) -> list[str]:
         *_membership(roles),
         # Revoke from all roles first: one role may serve two purposes.
         *_nothing_for(roles),
-        *(f'GRANT USAGE ON SCHEMA "{SCHEMA}" TO {_quoted(name)}' for name, _ in roles.users),
-        *(_rights_of(name, rights) for name, rights in roles.users),
+        *_rights_of(roles),
     ]
 
 
@@ -88,26 +91,30 @@ def _literal(value: str) -> str:
 
 
 def _owned_by(owner: str | None) -> Iterator[str]:
-    """Change the owner of schema, tables and views if it differs; ``owner`` is an expression."""
+    """Change the owner of schema, tables and views if it differs; ``owner`` is an expression.
+
+    The schema comes first: the owner of a table must have the right to create one there.
+    """
     if owner is None:
         return
     schema = _literal(SCHEMA)
     yield _run_each(
         f"""
-        SELECT pg_catalog.concat('ALTER SCHEMA ', pg_catalog.quote_ident(nspname),
-                                 ' OWNER TO ', pg_catalog.quote_ident({owner}))
-        FROM pg_catalog.pg_namespace
-        WHERE nspname = {schema} AND pg_catalog.pg_get_userbyid(nspowner) <> {owner}
-        """  # noqa: S608  # literals, quoted above
-    )
-    yield _run_each(
-        f"""
-        SELECT pg_catalog.concat('ALTER TABLE ', pg_catalog.quote_ident({schema}), '.',
-                                 pg_catalog.quote_ident(relname),
-                                 ' OWNER TO ', pg_catalog.quote_ident({owner}))
-        FROM pg_catalog.pg_class
-        WHERE relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = {schema})
-          AND relkind IN ('r', 'p', 'v') AND pg_catalog.pg_get_userbyid(relowner) <> {owner}
+        SELECT pg_catalog.concat('ALTER ', kind, ' ', name, ' OWNER TO ',
+                                 pg_catalog.quote_ident({owner}))
+        FROM (SELECT 'SCHEMA', pg_catalog.quote_ident(nspname), nspowner
+              FROM pg_catalog.pg_namespace
+              WHERE nspname = {schema}
+              UNION ALL
+              SELECT 'TABLE',
+                     pg_catalog.concat(pg_catalog.quote_ident(nspname), '.',
+                                       pg_catalog.quote_ident(relname)),
+                     relowner
+              FROM pg_catalog.pg_class
+              JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
+              WHERE nspname = {schema} AND relkind IN ('r', 'p', 'v')) AS owned (kind, name, owner)
+        WHERE pg_catalog.pg_get_userbyid(owner) <> {owner}
+        ORDER BY kind
         """  # noqa: S608  # literals, quoted above
     )
 
@@ -127,22 +134,27 @@ def _membership(roles: Roles) -> Iterator[str]:
 
 def _nothing_for(roles: Roles) -> Iterator[str]:
     # Revoking a right on a table also revokes it on the columns.
-    for name, _ in roles.users:
+    for name in roles.users.values():
         yield f'REVOKE ALL ON ALL TABLES IN SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
         yield f'REVOKE ALL ON SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
 
 
-def _rights_of(name: str, rights: Rights) -> str:
+def _rights_of(roles: Roles) -> Iterator[str]:
     """Grant rights on existing tables and columns; skip those of a later version.
 
     So an application's revision can be run again years later, from the beginning.
     """
+    if not roles.users:
+        return
+    for name in roles.users.values():
+        yield f'GRANT USAGE ON SCHEMA "{SCHEMA}" TO {_quoted(name)}'
     wanted = ",\n                ".join(
-        f"({_literal(table)}, {_literal(privilege)}, {_literal('{' + columns + '}')})"
-        for table, privileges in rights.items()
-        for privilege, columns in privileges.items()
+        f"({', '.join(map(_literal, (name, table, privilege, '{' + columns + '}')))})"
+        for purpose, name in roles.users.items()
+        for table, rights in RIGHTS.items()
+        for privilege, columns in ONE_RIGHT.findall(getattr(rights, purpose))
     )
-    return _run_each(
+    yield _run_each(
         f"""
         SELECT pg_catalog.concat(
                    'GRANT ', privilege,
@@ -151,16 +163,16 @@ def _rights_of(name: str, rights: Rights) -> str:
                        FILTER (WHERE columns <> '{{}}') || ')',
                    ' ON ', pg_catalog.quote_ident({_literal(SCHEMA)}), '.',
                    pg_catalog.quote_ident(relname),
-                   ' TO ', pg_catalog.quote_ident({_literal(name)}))
+                   ' TO ', pg_catalog.quote_ident(role))
         FROM (VALUES
                 {wanted}
-             ) AS wanted (name, privilege, columns)
+             ) AS wanted (role, name, privilege, columns)
         JOIN pg_catalog.pg_class ON relname = name AND relkind IN ('r', 'p', 'v')
         JOIN pg_catalog.pg_namespace
           ON pg_namespace.oid = relnamespace AND nspname = {_literal(SCHEMA)}
         JOIN pg_catalog.pg_attribute ON attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped
         WHERE columns = '{{}}' OR attname = ANY(CAST(columns AS text[]))
-        GROUP BY relname, privilege, columns
+        GROUP BY role, relname, privilege, columns
         """  # noqa: S608  # literals, quoted above
     )
 

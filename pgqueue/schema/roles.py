@@ -1,153 +1,114 @@
 """Five roles, each with the fewest rights that its work needs."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pgqueue.errors import OptionError
+from pgqueue.models import Base
+from pgqueue.models.base import SCHEMA
 
 LONGEST_NAME = 63
 """Bytes; PostgreSQL truncates longer names, and would find another role."""
 
 QUOTE = "$pgqueue$"
 
-ALL_OF_IT = ""
-"""A right on all columns of a table, including those that later versions add."""
+
+class Rights(NamedTuple):
+    """The rights on one table of each role, written as in GRANT; empty for none.
+
+    A right without columns is one on all columns, including those that later versions add.
+    """
+
+    worker: str = ""
+    enqueue: str = ""
+    dashboard: str = ""
+
+
+def _all_but(table: str, *hidden: str) -> str:
+    columns = Base.metadata.tables[f"{SCHEMA}.{table}"].columns
+    return ", ".join(column.name for column in columns if column.name not in hidden)
+
+
+READ = "SELECT"
+WRITE = "SELECT, INSERT, UPDATE, DELETE"
+ADD = "SELECT, INSERT, DELETE"
+"""For rows that never change.  A worker deletes them to prune."""
 
 MESSAGE = "queue, priority, run_at, target_id, task, alone"
-WAITING = "limit_keys, queue, priority, run_at, target_id, task"
-
 TO_LOCK = "alone"
-"""SELECT ... FOR UPDATE requires the right to update one column; of a message's columns this one
-does least harm, of a lease's its start time."""
+"""SELECT ... FOR UPDATE requires the right to update one column; this one does least harm."""
 
-Rights = dict[str, dict[str, str]]
-"""Column names, by table and privilege."""
-
-VERSION: Rights = {
-    "schema_version": {"SELECT": ALL_OF_IT},
-    "alembic_version": {"SELECT": ALL_OF_IT},
-}
-ENQUEUE: Rights = {
-    **VERSION,
-    "jobs": {
-        "INSERT": ALL_OF_IT,
-        # Columns that RETURNING returns and ON CONFLICT compares.
-        "SELECT": (
-            "id, queue, task, priority, run_at, max_attempts, attempts, snoozes, interruptions, "
-            "created_at, unique_key, held_unique_key, limit_keys"
-        ),
-        # For session.add() of a job with a unique key, a separate statement takes the key.
-        "UPDATE": "held_unique_key",
-    },
-    "message_queue": {"INSERT": MESSAGE},
-    # An application manages the schedules of its customers, their arguments included.
-    "schedules": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
-    "waiting_messages": {"INSERT": WAITING},
-    # UPDATE also for SELECT ... FOR KEY SHARE, by which an addition keeps a batch open.
-    "batches": {
-        "INSERT": "name, meta, application",
-        "SELECT": "id, ended_at",
-        "UPDATE": "on_success, on_failure, on_cancelled",
-    },
-    "batch_jobs": {"INSERT": ALL_OF_IT},
-}
-WORKER: Rights = {
-    **VERSION,
-    # DELETE for pruning, here and below.
-    "jobs": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
-    "message_queue": {
-        **dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
-        "UPDATE": TO_LOCK,
-    },
-    "leases": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
-    "workers": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
-    "job_attempts": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
-    "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
-    "unreadable_jobs": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
-    "queues": {"SELECT": ALL_OF_IT},
-    "paused_tasks": {"SELECT": ALL_OF_IT},
-    "schedules": dict.fromkeys(("SELECT", "INSERT", "UPDATE"), ALL_OF_IT),
-    "waiting_messages": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
-    "limit_places": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
-    "limits": dict.fromkeys(("SELECT", "INSERT", "UPDATE"), ALL_OF_IT),
-    "limit_buckets": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
-    "batches": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
-    "batch_jobs": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
-    "task_minutes": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
-    "error_groups": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
-    "queue_minutes": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), ALL_OF_IT),
-    "deploys": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
-    # SELECT to find the old ones.
-    "operator_actions": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
-}
-DASHBOARD: Rights = {
-    **VERSION,
-    "jobs": {
-        # All but args and result.
-        "SELECT": (
-            "id, queue, task, priority, run_at, max_attempts, attempts, snoozes, "
-            "interruptions, outcome, last_error, unique_key, held_unique_key, tags, meta, "
-            "progress, created_at, started_at, finished_at, cancel_requested_at, "
-            "kill_requested_at, limit_keys"
-        ),
-        # The columns that cancel and requeue write, and a change of the priority.
-        "UPDATE": (
-            "outcome, queue, priority, attempts, snoozes, interruptions, run_at, result, "
-            "progress, started_at, finished_at, cancel_requested_at, kill_requested_at, "
-            "held_unique_key"
-        ),
-    },
-    "message_queue": {
-        "SELECT": ALL_OF_IT,
+RIGHTS = {
+    "schema_version": Rights(worker=READ, enqueue=READ, dashboard=READ),
+    "alembic_version": Rights(worker=READ, enqueue=READ, dashboard=READ),
+    "jobs": Rights(
+        worker=WRITE,
+        # Reads the columns that RETURNING returns and ON CONFLICT compares.  For session.add() of
+        # a job with a unique key, a separate statement takes the key.
+        enqueue="INSERT, UPDATE (held_unique_key), SELECT (id, queue, task, priority, run_at, "
+        "max_attempts, attempts, snoozes, interruptions, created_at, unique_key, held_unique_key, "
+        "limit_keys)",
+        # Changes the columns that cancel and requeue write, and a change of the priority.
+        dashboard=f"SELECT ({_all_but('jobs', 'args', 'result')}), UPDATE (outcome, queue, "
+        "priority, attempts, snoozes, interruptions, run_at, result, progress, started_at, "
+        "finished_at, cancel_requested_at, kill_requested_at, held_unique_key)",
+    ),
+    "message_queue": Rights(
+        worker=f"SELECT, INSERT, UPDATE ({TO_LOCK}), DELETE",
+        enqueue=f"INSERT ({MESSAGE})",
         # A job that is to run now keeps its past attempts.
-        "INSERT": f"{MESSAGE}, attempt, crashes",
-        "DELETE": ALL_OF_IT,
-        "UPDATE": TO_LOCK,
-    },
-    "waiting_messages": {
-        **dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
+        dashboard=f"SELECT, INSERT ({MESSAGE}, attempt, crashes), UPDATE ({TO_LOCK}), DELETE",
+    ),
+    "waiting_messages": Rights(
+        worker=WRITE,
+        enqueue="INSERT (limit_keys, queue, priority, run_at, target_id, task)",
         # A job that is to start later gives up its places, and keeps its past attempts.
-        "INSERT": f"{WAITING}, attempt, crashes",
-        "UPDATE": "queue, priority, run_at",
-    },
-    "limit_places": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
-    "limit_buckets": {"SELECT": ALL_OF_IT},
-    "batches": {"SELECT": ALL_OF_IT},
-    "batch_jobs": {"SELECT": ALL_OF_IT},
-    "task_minutes": {"SELECT": ALL_OF_IT},
-    "error_groups": {"SELECT": ALL_OF_IT, "UPDATE": "muted_until"},
-    "queue_minutes": {"SELECT": ALL_OF_IT},
-    "deploys": {"SELECT": ALL_OF_IT},
-    # What was logged stays: only the progress of an action changes.
-    "operator_actions": {
-        **dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT),
-        "UPDATE": "jobs, skipped, first_ids, cursor, left_ids, finished_at",
-    },
-    "limits": {**dict.fromkeys(("SELECT", "INSERT"), ALL_OF_IT), "UPDATE": "capacity"},
-    "leases": {**dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT), "UPDATE": "started_at"},
-    "dead_letters": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
-    "queues": {"SELECT": ALL_OF_IT, "INSERT": "name, paused_at", "UPDATE": "paused_at"},
-    "paused_tasks": dict.fromkeys(("SELECT", "INSERT", "DELETE"), ALL_OF_IT),
-    "workers": {"SELECT": ALL_OF_IT, "UPDATE": "queues"},
-    "unreadable_jobs": dict.fromkeys(("SELECT", "DELETE"), ALL_OF_IT),
-    "job_attempts": {
-        # All but the traceback.
-        "SELECT": (
-            "job_id, message_id, attempt, outcome, error_type, error, worker_id, started_at, "
-            "finished_at"
-        )
-    },
-    "schedules": {
-        # All but args and options.
-        "SELECT": (
-            "name, task, cron, every, timezone, catch_up, overlap, declared_in, next_at, "
-            "last_tick_at, last_job_id, paused_at, created_at, application"
-        ),
-        "UPDATE": "paused_at, next_at",
-    },
-    "job_overview": {"SELECT": ALL_OF_IT},
-    "invariant_violations": {"SELECT": ALL_OF_IT},
-    "invariant_violations_in_flight": {"SELECT": ALL_OF_IT},
+        dashboard="SELECT, INSERT, UPDATE (queue, priority, run_at), DELETE",
+    ),
+    "leases": Rights(worker=WRITE, dashboard="SELECT, DELETE"),
+    "job_attempts": Rights(
+        worker=ADD, dashboard=f"SELECT ({_all_but('job_attempts', 'traceback')})"
+    ),
+    "dead_letters": Rights(worker=ADD, dashboard=ADD),
+    "unreadable_jobs": Rights(worker=ADD, dashboard="SELECT, DELETE"),
+    "workers": Rights(worker=WRITE, dashboard="SELECT, UPDATE (queues)"),
+    "queues": Rights(worker=READ, dashboard="SELECT, INSERT, UPDATE (paused_at)"),
+    "paused_tasks": Rights(worker=READ, dashboard=ADD),
+    "limits": Rights(
+        worker="SELECT, INSERT, UPDATE", dashboard="SELECT, INSERT, UPDATE (capacity)"
+    ),
+    "limit_places": Rights(worker=ADD, dashboard="SELECT, DELETE"),
+    "limit_buckets": Rights(worker=WRITE, dashboard=READ),
+    "batches": Rights(
+        worker=WRITE,
+        # UPDATE also for SELECT ... FOR KEY SHARE, by which an addition keeps a batch open.
+        enqueue="INSERT (name, meta, application), SELECT (id, ended_at), "
+        "UPDATE (on_success, on_failure, on_cancelled)",
+        dashboard=READ,
+    ),
+    "batch_jobs": Rights(worker=ADD, enqueue="INSERT", dashboard=READ),
+    "schedules": Rights(
+        worker="SELECT, INSERT, UPDATE",
+        # An application manages the schedules of its customers, their arguments included.
+        enqueue=WRITE,
+        dashboard=f"SELECT ({_all_but('schedules', 'args', 'options', 'declaration')}), "
+        "UPDATE (paused_at, next_at)",
+    ),
+    "task_minutes": Rights(worker=WRITE, dashboard=READ),
+    "queue_minutes": Rights(worker=WRITE, dashboard=READ),
+    "error_groups": Rights(worker=WRITE, dashboard="SELECT, UPDATE (muted_until)"),
+    "deploys": Rights(worker=ADD, dashboard=READ),
+    "operator_actions": Rights(
+        worker="SELECT, DELETE",  # to prune
+        # What was logged stays: only the progress of an action changes.
+        dashboard="SELECT, INSERT, "
+        "UPDATE (jobs, skipped, first_ids, cursor, left_ids, finished_at)",
+    ),
+    "job_overview": Rights(dashboard=READ),
+    "invariant_violations": Rights(dashboard=READ),
+    "invariant_violations_in_flight": Rights(dashboard=READ),
 }
+"""Each table and view, with all rights that a role has on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,10 +136,10 @@ class Roles:
             )
 
     @property
-    def users(self) -> list[tuple[str, Rights]]:
-        """The roles that get rights on the tables, with these rights."""
-        wanted = ((self.worker, WORKER), (self.enqueue, ENQUEUE), (self.dashboard, DASHBOARD))
-        return [(name, rights) for name, rights in wanted if name is not None]
+    def users(self) -> dict[str, str]:
+        """The names of the roles that get rights on the tables, by purpose."""
+        names = {purpose: getattr(self, purpose) for purpose in Rights._fields}
+        return {purpose: name for purpose, name in names.items() if name is not None}
 
 
 def _check_name(purpose: str, name: object) -> None:

@@ -4,13 +4,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from sqlalchemy.orm import Session
 
 from pgqueue.context import JobContext
 from pgqueue.database.async_sessions import is_async_session
 from pgqueue.errors import TaskDefinitionError
+
+R = TypeVar("R")
 
 
 class Injected(StrEnum):
@@ -35,10 +37,16 @@ class Injection:
     def wants_async_session(self) -> bool:
         return Injected.ASYNC_SESSION in self.parameters
 
-    def values(self, *, session: Any, context: JobContext) -> list[Any]:
+    def call(
+        self, function: Callable[..., R], context: JobContext, /, *args: Any, **kwargs: Any
+    ) -> R:
+        """Call the task's function with the supplied parameters before its arguments."""
         if not self.parameters:
-            return []  # the most frequent case, without a loop
-        return [context if kind is Injected.CONTEXT else session for kind in self.parameters]
+            return function(*args, **kwargs)  # the most frequent case, without a loop
+        supplied = [
+            context if kind is Injected.CONTEXT else context.session for kind in self.parameters
+        ]
+        return function(*supplied, *args, **kwargs)
 
     def refuse_process(self, task_name: str) -> None:
         """Refuse parameters that cannot be supplied, and coroutines, in a child process."""

@@ -146,11 +146,9 @@ class Task(Generic[P, R]):
         if self.is_async:
             return self._call_async(*args, **kwargs)  # type: ignore[return-value]  # R is the coroutine
         if not self.is_transactional:
-            injected = self.injection.values(session=None, context=self._context(None))
-            return self.function(*injected, *args, **kwargs)
+            return self.injection.call(self.function, self._context(None), *args, **kwargs)
         with self.owner.session() as session, session.begin():
-            injected = self.injection.values(session=session, context=self._context(session))
-            return self.function(*injected, *args, **kwargs)
+            return self.injection.call(self.function, self._context(session), *args, **kwargs)
 
     def run(
         self,
@@ -170,8 +168,7 @@ class Task(Generic[P, R]):
             actual = async_sessions.actual(session, self._where)
             return self._run_async(actual, arguments)  # type: ignore[return-value]  # R is the coroutine
         target = sync_session(session, self._where)
-        injected = self.injection.values(session=target, context=self._context(target))
-        returned = self.function(*injected, **arguments)
+        returned = self.injection.call(self.function, self._context(target), **arguments)
         target.flush()
         return returned
 
@@ -596,16 +593,13 @@ class Task(Generic[P, R]):
     async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
         function: Callable[..., Any] = self.function
         if not self.injection.wants_async_session:
-            injected = self.injection.values(session=None, context=self._context(None))
-            return await function(*injected, *args, **kwargs)
+            return await self.injection.call(function, self._context(None), *args, **kwargs)
         async with self.owner.async_session() as session, session.begin():
-            injected = self.injection.values(session=session, context=self._context(session))
-            return await function(*injected, *args, **kwargs)
+            return await self.injection.call(function, self._context(session), *args, **kwargs)
 
     async def _run_async(self, session: "AsyncSession", arguments: Mapping[str, Any]) -> Any:
         function: Callable[..., Any] = self.function
-        injected = self.injection.values(session=session, context=self._context(session))
-        returned = await function(*injected, **arguments)
+        returned = await self.injection.call(function, self._context(session), **arguments)
         await session.flush()
         return returned
 

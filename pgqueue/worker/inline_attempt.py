@@ -96,9 +96,7 @@ class InlineAttempt(RunningAttempt):
         self._progress: Progress | None = None
         # Asked outside of the savepoint: as in a worker, a failed attempt does not take its key
         # back.
-        self._obstacle: Outcome | None = None
-        if task.asks_before_start and claimed.attempt <= claimed.max_attempts:
-            self._obstacle = obstacle(task, self._attempts, claimed, in_own_transaction=False)
+        self._obstacle = obstacle(task, self._attempts, claimed, in_own_transaction=False)
 
     def run(self, *, is_dropped: bool = False) -> None:
         """Run the handler and settle, unless the outcome ``is_dropped``."""

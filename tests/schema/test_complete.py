@@ -9,7 +9,7 @@ from pgqueue import models, tables
 from pgqueue.models import Base
 from pgqueue.repository.tables import deleted_records, jobs
 from pgqueue.schema import SCHEMA_VERSION
-from pgqueue.schema.roles import DASHBOARD, WORKER
+from pgqueue.schema.roles import RIGHTS
 
 CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
 
@@ -28,9 +28,8 @@ def test_each_model_is_public() -> None:
 
 
 def test_a_worker_and_a_dashboard_have_rights_on_each_table() -> None:
-    tables = {table.name for table in Base.metadata.tables.values()}
-    assert tables <= set(WORKER)
-    assert tables <= set(DASHBOARD)
+    rights = [RIGHTS[table.name] for table in Base.metadata.tables.values()]
+    assert all(each.worker and each.dashboard for each in rights)
 
 
 def test_what_is_on_record_about_a_job_is_deleted_with_it() -> None:
@@ -39,7 +38,7 @@ def test_what_is_on_record_about_a_job_is_deleted_with_it() -> None:
     deleted = {cast(sa.Table, statement.table).name for statement in statements}
     with_job = {table.name for table in Base.metadata.tables.values() if "job_id" in table.c}
     assert deleted == with_job - KEEP_THEIR_ROWS
-    assert all("DELETE" in WORKER[table] for table in deleted)
+    assert all("DELETE" in RIGHTS[table].worker for table in deleted)
 
 
 def test_the_changelog_has_the_version_of_the_tables() -> None:
