@@ -12,8 +12,8 @@ from urllib.parse import quote
 from sqlalchemy import make_url
 
 from chaos.environment import Environment
-from pgqueue.embedded import environment as server_environment
-from pgqueue.embedded import server_account
+from pgqueue.embedded.programs import environment as server_environment
+from pgqueue.embedded.programs import server_account
 
 SETTINGS = """
 [databases]

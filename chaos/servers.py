@@ -14,7 +14,7 @@ from urllib.parse import quote
 from sqlalchemy import NullPool, create_engine, text
 
 from chaos.environment import Environment
-from pgqueue.embedded import environment, programs_for, server_account
+from pgqueue.embedded.programs import environment, programs_for, server_account
 
 SPARE = 12
 """Megabytes that are left on the small disk."""

