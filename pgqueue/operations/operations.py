@@ -176,8 +176,7 @@ class Operations:
                 f"cancel_where: status {wrong[0]!r} is none of {', '.join(UNFINISHED)}: jobs that "
                 "have ended cannot be cancelled"
             )
-        if not any(value is not None for value in conditions.values()):
-            raise OptionError("cancel_where: which jobs? give a task, a queue, a batch or the like")
+        Selection.of(JobFilter(**conditions)).check_not_everything("cancel_where")
         for name, value in conditions.items():
             if name == "batch" and value is not None:
                 checked_id(value, "batch")

@@ -9,7 +9,6 @@ from werkzeug.routing import BuildError
 from pgqueue.dashboard.argument_forms import as_text, type_in_words
 from pgqueue.dashboard.rendering import span
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
-from pgqueue.models import JobStatus
 from pgqueue.operations import Selection
 from pgqueue.operations.actions import BUTTONS, DEAD, ON_JOBS, WAITING, Action
 from pgqueue.redaction import MASK, redacted
@@ -122,7 +121,11 @@ def job(asked: Asked, job_id: int) -> Page:
         link=lambda kind, name: _href(asked, kind, name),
         may_edit=_may_edit(asked, found, task),
         may_copy=asked.may("enqueue") and _is_template(asked, found, task),
-        buttons=_buttons(asked, found, task),
+        buttons=[
+            action
+            for action in map(ON_JOBS.__getitem__, BUTTONS)
+            if action.is_for(found, task) and asked.may(action.right)
+        ],
     )
 
 
@@ -134,26 +137,6 @@ def act_on_job(asked: Asked, job_id: int, action: str) -> Done:
         raise Refused(f"nothing was changed: job {outcome.left[0]}", 409)
     [change] = outcome.counts
     return Done(f"Job {job_id}: {change.replace('_', ' ')}", to=asked.url("job", job_id=job_id))
-
-
-def _buttons(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> list[Action]:
-    """The actions that are offered: those for a job of its status that do not wait already."""
-    row = job.columns
-    left_out = {
-        "run_now": job.is_due,
-        "cancel": row["cancel_requested_at"] is not None,
-        "kill": job.status is not JobStatus.RUNNING
-        or row["kill_requested_at"] is not None
-        or task is None
-        or not task.in_process,
-    }
-    return [
-        action
-        for action in map(ON_JOBS.__getitem__, BUTTONS)
-        if job.status in action.statuses
-        and asked.may(action.right)
-        and not left_out.get(action.name)
-    ]
 
 
 def _may_edit(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> bool:
