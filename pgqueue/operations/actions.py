@@ -14,15 +14,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from pgqueue.errors import OptionError
-from pgqueue.models import JobStatus
+from pgqueue.models import DEAD, UNFINISHED, WAITING, JobStatus
 from pgqueue.repository.jobs import Change, Jobs
-from pgqueue.repository.listing import UNFINISHED, FoundJob, JobDetails
+from pgqueue.repository.listing import FoundJob, JobDetails
 from pgqueue.repository.many import ManyJobs
 from pgqueue.tasks import Task, editing
 from pgqueue.tasks.editing import Changes, Find
-
-DEAD = (JobStatus.FAILED, JobStatus.CANCELLED)
-WAITING = (JobStatus.PENDING, JobStatus.BLOCKED)
 
 
 class Target(StrEnum):

@@ -29,7 +29,7 @@ from pgqueue.database.callers import (
     translated_errors,
 )
 from pgqueue.errors import ArgumentsError, OptionError
-from pgqueue.models import JobStatus
+from pgqueue.models import UNFINISHED, JobStatus
 from pgqueue.operations.actions import ACTIONS, ActionContext
 from pgqueue.operations.engine import within
 from pgqueue.operations.selection import Selection
@@ -40,7 +40,6 @@ from pgqueue.repository.invariants import Violation
 from pgqueue.repository.job_state import JobState, JobStates
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.limits import Limits, LimitState
-from pgqueue.repository.listing import UNFINISHED
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checked_key, key_of
 from pgqueue.rules.unique import stored_forms

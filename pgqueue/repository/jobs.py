@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import IntegrityError
 
 from pgqueue.errors import DuplicateJob
-from pgqueue.models import Job, JobStatus
+from pgqueue.models import DEAD, Job
 from pgqueue.repository import invariants
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.enqueue import Placed, holders
@@ -555,7 +555,7 @@ class Jobs:
         # Leases before jobs, as everywhere: a late settle of this job locks them in that order.
         self._fetch(delete_lease_of_ended_job(), job_id)
         job = self._locked(job_id)
-        if job.outcome not in (JobStatus.FAILED, JobStatus.CANCELLED):
+        if job.outcome not in DEAD:
             return Change.UNCHANGED
         self._fetch(delete_messages(), job_id)
         [(is_claimed,)] = self._fetch(is_with_a_worker(), job_id)

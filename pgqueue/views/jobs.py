@@ -2,7 +2,6 @@
 
 from pgqueue.repository.listing import (
     NOT_YOURS,
-    UNFINISHED,
     JobDetails,
     LimitUse,
     PastAttempt,
@@ -11,7 +10,6 @@ from pgqueue.repository.pages import JobLine, JobPage, PageStart, page_start, wo
 
 __all__ = [
     "NOT_YOURS",
-    "UNFINISHED",
     "JobDetails",
     "JobLine",
     "JobPage",

@@ -9,12 +9,13 @@ from werkzeug.routing import BuildError
 from pgqueue.dashboard.argument_forms import as_text, type_in_words
 from pgqueue.dashboard.rendering import span
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.models import DEAD, UNFINISHED, WAITING
 from pgqueue.operations import Selection
-from pgqueue.operations.actions import BUTTONS, DEAD, ON_JOBS, WAITING, Action
+from pgqueue.operations.actions import BUTTONS, ON_JOBS, Action
 from pgqueue.redaction import MASK, redacted
 from pgqueue.tasks import Task
 from pgqueue.tasks.showing import masked, secrets_of, without_keys, without_values
-from pgqueue.views.jobs import NOT_YOURS, UNFINISHED, JobDetails
+from pgqueue.views.jobs import NOT_YOURS, JobDetails
 from pgqueue.views.trail import (
     follow_up_of,
     schedule_of,

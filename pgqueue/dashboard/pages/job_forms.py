@@ -17,8 +17,8 @@ from pgqueue.errors import (
     OptionError,
     PayloadError,
 )
+from pgqueue.models import DEAD, WAITING
 from pgqueue.operations import Selection
-from pgqueue.operations.actions import DEAD, WAITING
 from pgqueue.operations.engine import KEY_TAKEN, REFUSED, Result
 from pgqueue.redaction import redacted
 from pgqueue.tasks import Task, editing

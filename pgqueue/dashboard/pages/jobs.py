@@ -14,9 +14,9 @@ from pgqueue.dashboard.rendering import number
 from pgqueue.dashboard.routing import Answer, Asked, Done, Download, Page, Refused, Route
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import LONGEST, word_of
-from pgqueue.models import JobStatus
+from pgqueue.models import WAITING, JobStatus
 from pgqueue.operations import Selection
-from pgqueue.operations.actions import ON_JOBS, WAITING
+from pgqueue.operations.actions import ON_JOBS
 from pgqueue.operations.selection import WRITTEN, Kind
 from pgqueue.redaction import redacted
 from pgqueue.tasks.showing import shown_arguments
