@@ -24,7 +24,8 @@ from pgqueue.views.trail import (
     waits_after_requeue,
     was_requeued,
 )
-from pgqueue.views.why import Kind, Name, why
+from pgqueue.views.why import why
+from pgqueue.views.words import Kind, Name
 
 PAGES: dict[str, tuple[str, str | None]] = {
     Kind.JOB: ("job", "job_id"),

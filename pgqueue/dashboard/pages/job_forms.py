@@ -24,6 +24,7 @@ from pgqueue.redaction import redacted
 from pgqueue.tasks import Task, editing
 from pgqueue.tasks.showing import masked, secrets_of
 from pgqueue.views.jobs import NOT_YOURS, JobDetails
+from pgqueue.views.words import unknown_task
 
 MISTAKES = (ArgumentsError, PayloadError, OptionError, DuplicateJob)
 """What the form shows, so that it can be corrected."""
@@ -139,7 +140,7 @@ def _template(asked: Asked, job_id: int) -> tuple[Template, Task[..., Any]]:
     asked.check_right("view_arguments")
     job, task = known(asked, job_id)
     if task is None:
-        raise Refused(f"this application has no task {job.columns['task']}", 409)
+        raise Refused(str(unknown_task(job.columns["task"])), 409)
     if job.status not in (*WAITING, *DEAD):
         raise Refused(f"job {job_id} is {job.status}; only a copy of it can be enqueued", 409)
     return _of_job(job, task), task
