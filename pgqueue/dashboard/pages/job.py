@@ -15,7 +15,7 @@ from pgqueue.operations.actions import BUTTONS, ON_JOBS, Action
 from pgqueue.redaction import MASK, redacted
 from pgqueue.tasks import Task
 from pgqueue.tasks.showing import masked, secrets_of, without_keys, without_values
-from pgqueue.views.jobs import NOT_YOURS, JobDetails
+from pgqueue.views.jobs import NOT_YOURS, JobDetails, state_in_words
 from pgqueue.views.trail import (
     follow_up_of,
     schedule_of,
@@ -109,6 +109,9 @@ def job(asked: Asked, job_id: int) -> Page:
         is_requeued=was_requeued(found),
         waits_after_requeue=waits_after_requeue(found),
         is_unfinished=found.status in UNFINISHED,
+        state=state_in_words(
+            found.status, attempts=row["attempts"], run_at=row["run_at"], now=found.read_at
+        ),
         steps=_steps(found),
         events=events[-MOST_EVENTS:],
         more_events=max(len(events) - MOST_EVENTS, 0),
