@@ -86,9 +86,9 @@ def job_ids(
 NO_MESSAGE = sa.literal_column("NULL::jsonb", JSONB).label("message")
 
 
-def _message_in(table: sa.Table) -> sa.ColumnElement[Any]:
+def _message_in(table: sa.Table, row: sa.FromClause) -> sa.ColumnElement[Any]:
     """The table of a message, and its key, as texts that lose nothing."""
-    named = {name: sa.cast(table.c[name], sa.Text) for name in MESSAGE_KEYS[table]}
+    named = {name: sa.cast(row.c[name], sa.Text) for name in MESSAGE_KEYS[table]}
     given = {"table": sa.literal_column(f"'{table.name}'", sa.Text), **named}
     parts = [(sa.literal_column(f"'{name}'", sa.Text), value) for name, value in given.items()]
     return pg.jsonb_build_object(*chain.from_iterable(parts), type_=JSONB).label("message")
@@ -262,9 +262,14 @@ def _standing_in(
     if status in DEAD:
         return sa.select(state.job_id.label("id"), *message).where(*words), state.job_id
     # From the messages: the backlog limits their number, and nothing limits that of jobs.
-    key = [_message_in(state.table)] if with_messages else []
+    keys = MESSAGE_KEYS[state.table] if with_messages else [state.job_id.name]
     order = state.job_id.desc() if newest_first else state.job_id
-    ordered = sa.select(state.job_id, *key).where(*words).order_by(order).subquery("messages")
+    ordered = (
+        sa.select(*(state.table.c[key] for key in keys))
+        .where(*words)
+        .order_by(order)
+        .subquery("messages")
+    )
     # OFFSET 0 makes the planner read each job by its key, while messages are read in their order;
     # otherwise it would hash all of `jobs` to find twenty rows.
     unfinished = (
@@ -273,8 +278,10 @@ def _standing_in(
         .offset(AS_IT_STANDS)
         .lateral("unfinished")
     )
-    columns = [ordered.c.target_id.label("id"), *list(ordered.c)[1:]]
-    return sa.select(*columns).join(unfinished, sa.true()), ordered.c.target_id
+    # Behind the sort, for the few that are wanted: to make JSON of all messages takes long.
+    message = [_message_in(state.table, ordered)] if with_messages else []
+    id = ordered.c.target_id
+    return sa.select(id.label("id"), *message).join(unfinished, sa.true()), id
 
 
 @cache
