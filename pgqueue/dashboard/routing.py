@@ -201,6 +201,11 @@ class Asked:
             403,
         )
 
+    def check_sees_all(self, why: str) -> None:
+        """Raises Refused for a user who sees only some of the jobs; ``why``: what is of all."""
+        if self.access.is_limited:
+            raise Refused(f"{why}, and you may see only some of the jobs", 403)
+
     def check_filter(self, jobs: Selection) -> None:
         """Raises Refused for a filter that searches for what the user may not see."""
         if jobs.which.names_arguments and not self.may("view_arguments"):

@@ -176,7 +176,11 @@ def at_a_glance(
     health = Health(session)
     oldest = {one.queue: one for one in reversed(first)}
     live = [worker for worker in workers if worker.is_live]
-    unserved = [one for one in oldest.values() if not _is_served(one.queue, live)]
+    unserved = [
+        one
+        for one in oldest.values()
+        if not any(serves(worker.queues, one.queue) for worker in live)
+    ]
     found = [
         *([] if live or not (workers or unserved) else [_nobody_lives(workers, unserved)]),
         *(_unserved(one, count) for one in unserved if live),
@@ -187,10 +191,6 @@ def at_a_glance(
         *of_notifications(health.notification_queue_usage()),
     ]
     return [finding for finding in dict.fromkeys(found) if finding.level is not Level.OK]
-
-
-def _is_served(queue: str, workers: Sequence[WorkerState]) -> bool:
-    return any(serves(worker.queues, queue) for worker in workers)
 
 
 def skipped_jobs(queue: Operations, session: Session) -> list[admission.Waiting]:
