@@ -71,7 +71,7 @@ def test_a_queue_with_due_jobs_that_nobody_serves_is_named_once(
         [finding] = glance(queue, session)
 
     assert finding.startswith(
-        "workers: no living worker serves queue mail, where 3 jobs are due (since"
+        "workers: no live worker serves queue mail, where 3 jobs are due (since"
     )
 
 
@@ -83,4 +83,6 @@ def test_a_task_that_the_application_does_not_know_is_named(queue: PgQueue, engi
     with queue.session() as session:
         [finding] = glance(queue, session)
 
-    assert finding.startswith("unknown task: this app knows no task gone, of which jobs in queue")
+    assert finding.startswith(
+        "unknown task: this application has no task gone, of which jobs in queue"
+    )

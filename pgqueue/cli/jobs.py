@@ -23,7 +23,8 @@ from pgqueue.rules.limits import has_own_capacity, rate_in_words
 from pgqueue.tasks.showing import masked, without_values
 from pgqueue.terminal import harmless, print_json
 from pgqueue.views.jobs import JobDetails, LimitUse, PastAttempt
-from pgqueue.views.why import Reason, in_words, why
+from pgqueue.views.why import why
+from pgqueue.views.words import Reason, in_words, span
 
 UNKNOWN = (
     "Its arguments and its result are hidden: its task names the secret ones, and "
@@ -194,7 +195,7 @@ def _use(limit: LimitUse) -> str:
     if limit.period is None:
         return f"{limit.held} of {limit.capacity} places held"
     wait = limit.seconds_to_token
-    room = "room now" if wait is None else f"next start in {wait:.1f} s"
+    room = "room now" if wait is None else f"next start in {span(wait)}"
     return f"{rate_in_words(limit.capacity, limit.period)}, {room}"
 
 

@@ -201,8 +201,7 @@ class Dashboard:
         return Response("You may not see this page.", 403, content_type="text/plain")
 
     def _checked(self, asked: Asked, route: Route, values: Mapping[str, Any]) -> Answer:
-        if not asked.may(route.right):
-            raise Refused(f"this needs the right {route.right!r}, which you do not have", 403)
+        asked.check_right(route.right)
         if route.method == "POST":
             self._check_form(asked)
         with translated_errors(), self._turn(route):
@@ -274,7 +273,7 @@ class Dashboard:
                 words, status, headers = str(error), error.status, error.headers
             case SchemaError() | PoolTimeout():
                 words, status = str(error), 503
-            case DuplicateJob() if not asked.may("view_arguments"):
+            case DuplicateJob() if asked.access.is_limited or not asked.may("view_arguments"):
                 words, status = "another job holds its unique key; nothing was changed", 409
             case PgQueueError():
                 words, status = str(error), 404 if isinstance(error, NOT_FOUND) else 409

@@ -159,6 +159,11 @@ class Asked:
     def may(self, right: str) -> bool:
         return right in self.access.rights
 
+    def check_right(self, right: str) -> None:
+        """Raises Refused if the user does not have a right."""
+        if not self.may(right):
+            raise Refused(f"this needs the right {right!r}, which you do not have", 403)
+
     def scope(self, jobs: Selection) -> Selection:
         """Those of the jobs that the user may see."""
         return jobs.scoped(self.access.queues, self.access.tags)
@@ -195,6 +200,11 @@ class Asked:
             "changed",
             403,
         )
+
+    def check_sees_all(self, why: str) -> None:
+        """Raises Refused for a user who sees only some of the jobs; ``why``: what is of all."""
+        if self.access.is_limited:
+            raise Refused(f"{why}, and you may see only some of the jobs", 403)
 
     def check_filter(self, jobs: Selection) -> None:
         """Raises Refused for a filter that searches for what the user may not see."""

@@ -12,7 +12,6 @@ from pgqueue.models.deploy import Deploy
 from pgqueue.models.error_group import ErrorGroup
 from pgqueue.models.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE, Job
 from pgqueue.models.job_attempt import JobAttempt
-from pgqueue.models.job_status import JobStatus
 from pgqueue.models.lease import Lease
 from pgqueue.models.limit_bucket import LimitBucket
 from pgqueue.models.limit_place import LimitPlace
@@ -24,6 +23,7 @@ from pgqueue.models.queue_minute import QueueMinute
 from pgqueue.models.queue_settings import QueueSettings
 from pgqueue.models.schedule import Schedule
 from pgqueue.models.schema_version import SchemaVersion
+from pgqueue.models.states import DEAD, ENDED, STATES, UNFINISHED, WAITING, JobStatus
 from pgqueue.models.task_minute import TaskMinute
 from pgqueue.models.unreadable_job import UnreadableJob
 from pgqueue.models.waiting_message import WaitingMessage
@@ -55,6 +55,11 @@ __all__ = [
     "Deploy",
     "OperatorAction",
     "SchemaVersion",
+    "STATES",
+    "WAITING",
+    "UNFINISHED",
+    "DEAD",
+    "ENDED",
     "DEFAULT_QUEUE",
     "DEFAULT_PRIORITY",
     "DEFAULT_MAX_ATTEMPTS",

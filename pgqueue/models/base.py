@@ -3,9 +3,9 @@
 import os
 import re
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import DateTime, MetaData, Text
+from sqlalchemy import DateTime, MetaData, Table, Text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase
 
@@ -44,3 +44,7 @@ class Base(DeclarativeBase):
         dict[str, Any]: JSONB,
         list[str]: JSONB,
     }
+
+
+def table_of(model: type[Base]) -> Table:
+    return cast(Table, model.__table__)  # declared as FromClause, always a Table here

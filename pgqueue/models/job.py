@@ -9,7 +9,8 @@ from sqlalchemy.orm import Mapped, column_property, foreign, mapped_column, rela
 
 from pgqueue.models.base import STARTS_IN_TIME, Base
 from pgqueue.models.job_attempt import JobAttempt
-from pgqueue.models.job_status import JobStatus, StatusComparator, status_of
+from pgqueue.models.job_status import StatusComparator, status_of
+from pgqueue.models.states import JobStatus
 
 DEFAULT_QUEUE = "default"
 DEFAULT_PRIORITY = 5

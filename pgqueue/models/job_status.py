@@ -1,13 +1,11 @@
 """The status of a job, as an attribute that can be loaded, compared, grouped and ordered."""
 
 from collections.abc import Iterable
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Enum,
-    Select,
     Text,
     and_,
     any_,
@@ -18,7 +16,6 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
-    text,
     type_coerce,
     union_all,
 )
@@ -26,25 +23,10 @@ from sqlalchemy.orm import ColumnProperty
 from sqlalchemy.sql import operators
 
 from pgqueue.errors import OptionError
-from pgqueue.models.dead_letter import DeadLetter
 from pgqueue.models.lease import Lease
 from pgqueue.models.message_queue import MessageQueue
+from pgqueue.models.states import ENDED, STATES, JobStatus
 from pgqueue.models.waiting_message import WaitingMessage
-
-
-class JobStatus(StrEnum):
-    """The status of a job.  The last three are final, unless the job is requeued."""
-
-    PENDING = "pending"
-    """The job has a message: it may start, now or from ``run_at``."""
-    RUNNING = "running"
-    """The job has a lease: a worker runs it, or has prefetched it and starts it next."""
-    BLOCKED = "blocked"
-    """The job waits to be admitted: for room in its limits, after ``run_at``."""
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
 
 STATUS_TYPE: Any = Enum(  # Any: the stubs type every Enum as str
     JobStatus,
@@ -121,16 +103,22 @@ class StatusComparator(ColumnProperty.Comparator[JobStatus]):
         job = self._parententity.entity
         # Literals: the planner then knows how many jobs ended with an outcome.  Never NULL: a
         # negation would lose the unfinished jobs.
-        words = [literal_column(f"'{one.value}'", Text) for one in sorted(wanted & _ENDED)]
+        words = [
+            literal_column(f"'{one.value}'", Text) for one in sorted(wanted.intersection(ENDED))
+        ]
         ended = and_(job.outcome.is_not(None), job.outcome.in_(words))
         if JobStatus.SUCCEEDED in wanted:
-            return ended if wanted <= _ENDED else super().operate(operators.in_op, sorted(wanted))
+            return (
+                ended
+                if wanted.issubset(ENDED)
+                else super().operate(operators.in_op, sorted(wanted))
+            )
         if not wanted:
             return false()
         # An array, not IN: read once, then jobs by primary key, whatever the statistics.
-        ids = union_all(*(_IDS[status] for status in sorted(wanted)))
+        ids = union_all(*(STATES[status].ids for status in sorted(wanted)))
         among: ColumnElement[bool] = job.id == any_(func.array(ids.scalar_subquery()))
-        unfinished = [] if wanted <= _ENDED else [job.outcome.is_(None)]
+        unfinished = [] if wanted.issubset(ENDED) else [job.outcome.is_(None)]
         return and_(or_(*unfinished, *([ended] if words else [])), among)
 
 
@@ -142,14 +130,3 @@ def _statuses(values: Iterable[Any]) -> frozenset[JobStatus]:
         raise OptionError(
             f"Job.status is compared with {values!r}; a job's status is one of {allowed}"
         ) from None
-
-
-_ENDED = frozenset({JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED})
-_LEASED = exists().where(Lease.target_id == MessageQueue.target_id)
-_IDS: dict[JobStatus, Select[Any]] = {
-    JobStatus.PENDING: select(MessageQueue.target_id).where(~_LEASED),
-    JobStatus.RUNNING: select(Lease.target_id),
-    JobStatus.BLOCKED: select(WaitingMessage.target_id),
-    JobStatus.FAILED: select(DeadLetter.job_id).where(DeadLetter.outcome == text("'failed'")),
-    JobStatus.CANCELLED: select(DeadLetter.job_id).where(DeadLetter.outcome == text("'cancelled'")),
-}

@@ -400,11 +400,8 @@ class Operator:
                 f"{what}: the jobs are {type(jobs).__name__}; give a Selection, as "
                 "Selection([4711]) or Selection(task=...)"
             )
-        if jobs.is_everything and not is_bound:
-            raise OptionError(
-                f"{what}: which jobs? give their ids, or at least one condition, as "
-                "Selection(task=...)"
-            )
+        if not is_bound:
+            jobs.check_not_everything(what)
         jobs.check_arguments(self.queue.tasks)
         return jobs
 

@@ -9,20 +9,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 from pgqueue.errors import OptionError
-from pgqueue.models import JobStatus
+from pgqueue.models import DEAD, UNFINISHED, WAITING, JobStatus
 from pgqueue.repository.jobs import Change, Jobs
-from pgqueue.repository.listing import UNFINISHED, FoundJob
+from pgqueue.repository.listing import FoundJob, JobDetails
 from pgqueue.repository.many import ManyJobs
-from pgqueue.tasks import editing
+from pgqueue.tasks import Task, editing
 from pgqueue.tasks.editing import Changes, Find
-
-DEAD = (JobStatus.FAILED, JobStatus.CANCELLED)
-WAITING = (JobStatus.PENDING, JobStatus.BLOCKED)
 
 
 class Target(StrEnum):
@@ -99,6 +96,12 @@ class Action:
     """What these jobs are called together; empty if a filter must name a status."""
     is_for_later: bool = False
     """Whether it is only for jobs that are not due yet."""
+    runs_again: bool = False
+    """Whether its jobs, which have ended, run again, and take their unique keys again."""
+    requested: str = ""
+    """The column of a job that says since when this is requested already."""
+    needs_process: bool = False
+    """Whether one job must run in a child process; of many, the others are cancelled."""
     why_unchanged: str = ""
     """Why one of these jobs was left as it is."""
     needs_changes: bool = False
@@ -117,6 +120,16 @@ class Action:
     @property
     def words(self) -> str:
         return self.name.replace("_", " ")
+
+    def is_for(self, job: JobDetails, task: Task[..., Any] | None) -> bool:
+        """Whether it would change this job, whose task is None if the application lacks it."""
+        in_process = task is not None and task.in_process
+        return (
+            job.status in self.statuses
+            and not (self.is_for_later and job.is_due)
+            and not (self.requested and job.columns[self.requested] is not None)
+            and not (self.needs_process and not (job.status is JobStatus.RUNNING and in_process))
+        )
 
 
 def check_kill(find: Find, job_id: int, task: str) -> None:
@@ -189,6 +202,7 @@ _ON_JOBS = (
         doing="Requeueing",
         done="requeued",
         statuses=DEAD,
+        runs_again=True,
         may_spread=True,
         button=Look("rotate-ccw"),
         one=_requeue,
@@ -235,6 +249,7 @@ _ON_JOBS = (
         done="cancelled",
         statuses=UNFINISHED,
         called="unfinished",
+        requested="cancel_requested_at",
         button=Look("x", "danger"),
         one=_cancel,
         many=_cancel_many,
@@ -249,6 +264,8 @@ _ON_JOBS = (
         done="cancelled",
         statuses=UNFINISHED,
         called="unfinished",
+        requested="kill_requested_at",
+        needs_process=True,
         button=Look("triangle-alert", "danger", is_in_lists=False),
         one=_kill,
         many=_cancel_many,

@@ -29,18 +29,18 @@ from pgqueue.database.callers import (
     translated_errors,
 )
 from pgqueue.errors import ArgumentsError, OptionError
-from pgqueue.models import JobStatus
+from pgqueue.models import UNFINISHED, JobStatus
 from pgqueue.operations.actions import ACTIONS, ActionContext
 from pgqueue.operations.engine import within
 from pgqueue.operations.selection import Selection
 from pgqueue.repository.batches import Batches, BatchState
 from pgqueue.repository.conditions import JobConditions, JobFilter
 from pgqueue.repository.health import Health, StatusCount
-from pgqueue.repository.invariants import Violation
+from pgqueue.repository.invariants import Invariants, Violation
 from pgqueue.repository.job_state import JobState, JobStates
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.limits import Limits, LimitState
-from pgqueue.repository.listing import UNFINISHED
+from pgqueue.repository.pauses import Pauses
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checked_key, key_of
 from pgqueue.rules.unique import stored_forms
@@ -176,8 +176,7 @@ class Operations:
                 f"cancel_where: status {wrong[0]!r} is none of {', '.join(UNFINISHED)}: jobs that "
                 "have ended cannot be cancelled"
             )
-        if not any(value is not None for value in conditions.values()):
-            raise OptionError("cancel_where: which jobs? give a task, a queue, a batch or the like")
+        Selection.of(JobFilter(**conditions)).check_not_everything("cancel_where")
         for name, value in conditions.items():
             if name == "batch" and value is not None:
                 checked_id(value, "batch")
@@ -290,13 +289,13 @@ class Operations:
     def pause(self, session: AnySession, queue: str) -> None:
         """Make all workers skip a queue, within two seconds; enqueuing continues."""
         check_queue_name(queue)
-        Jobs(executor(session)).pause(queue)
+        Pauses(executor(session)).pause_queue(queue)
 
     @translated_errors()
     def resume(self, session: AnySession, queue: str) -> None:
         """Undo :meth:`pause`."""
         check_queue_name(queue)
-        Jobs(executor(session)).resume(queue)
+        Pauses(executor(session)).resume_queue(queue)
 
     @translated_errors()
     def pause_task(self, session: AnySession, task: str) -> None:
@@ -307,13 +306,13 @@ class Operations:
         have can be paused too.
         """
         check_known_task_name(task)
-        Jobs(executor(session)).pause_task(task)
+        Pauses(executor(session)).pause_task(task)
 
     @translated_errors()
     def resume_task(self, session: AnySession, task: str) -> None:
         """Undo :meth:`pause_task`."""
         check_known_task_name(task)
-        Jobs(executor(session)).resume_task(task)
+        Pauses(executor(session)).resume_task(task)
 
     @translated_errors()
     def pause_key(self, session: AnySession, limit: str, key: Any) -> str:
@@ -406,7 +405,7 @@ class Operations:
     @translated_errors()
     def check(self, session: AnySession) -> list[Violation]:
         """Return every row that breaks an invariant; empty if there is none.  Reads all jobs."""
-        return Jobs(executor(session)).violations()
+        return Invariants(executor(session)).violations()
 
     @translated_errors()
     def counts(self, session: AnySession) -> list[StatusCount]:

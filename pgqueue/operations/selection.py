@@ -144,6 +144,11 @@ class Selection:
     def is_everything(self) -> bool:
         return self.ids is None and replace(self.which, queues=None, tags=None) == JobFilter()
 
+    def check_not_everything(self, where: str) -> None:
+        """Raise OptionError without ids and without a condition; ``where``: for which call."""
+        if self.is_everything:
+            raise OptionError(f"{where}: which jobs? give their ids, or at least one condition")
+
     def in_state(self, word: str | None) -> Self:
         """The same in a state, as ``due`` or ``failed`` (a word after ``status:``), or in any."""
         any_state: dict[str, Any] = {"statuses": frozenset(), "are_due": None, "are_retried": None}
@@ -261,11 +266,10 @@ class Selection:
     def preview(self, session: Executor, action: Action) -> Preview:
         """Count the jobs that an action would change, and show the newest of them."""
         which, listing = self.narrowed(action).which, Listing(session)
-        are_requeued = JobStatus.FAILED in action.statuses
         return Preview(
             listing.count(which, limit=MOST_COUNTED + 1),
             Pages(session).page(which, limit=SAMPLES).jobs,
-            listing.taken_keys(which, limit=MOST_COUNTED) if are_requeued else 0,
+            listing.taken_keys(which, limit=MOST_COUNTED) if action.runs_again else 0,
         )
 
     def found(

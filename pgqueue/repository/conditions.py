@@ -15,21 +15,19 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from pgqueue.models import JobStatus
+from pgqueue.models import STATES, WAITING, JobStatus
 from pgqueue.repository.tables import (
     NEWLINE,
     array_of,
     batch_jobs,
     dead_letters,
     jobs,
-    message_queue,
     pg,
-    waiting_messages,
 )
 from pgqueue.rules.limits import name_of
 from pgqueue.rules.unique import stored_forms
 
-MESSAGES = {JobStatus.PENDING: message_queue, JobStatus.BLOCKED: waiting_messages}
+MESSAGES = [STATES[status].table for status in WAITING]
 """The tables that have the messages of jobs that wait."""
 
 
@@ -103,14 +101,14 @@ def _queues(values: frozenset[str], table: sa.Table, _: Any) -> sa.ColumnElement
 
 
 def _due(value: bool, table: sa.Table, _: Any) -> sa.ColumnElement[bool] | None:
-    if table not in MESSAGES.values():
+    if table not in MESSAGES:
         return None
     due = table.c.run_at <= pg.statement_timestamp()
     return due if value else ~due
 
 
 def _retried(value: bool, table: sa.Table, _: Any) -> sa.ColumnElement[bool] | None:
-    if table not in MESSAGES.values():
+    if table not in MESSAGES:
         return None
     used = table.c.attempt > sa.literal(0, sa.SmallInteger)
     return used if value else ~used

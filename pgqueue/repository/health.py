@@ -8,7 +8,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
-from pgqueue.models import SCHEMA, JobStatus
+from pgqueue.models import SCHEMA, STATES, WAITING, JobStatus
 from pgqueue.repository.reading import Moment, span
 from pgqueue.repository.tables import (
     NEWLINE,
@@ -37,21 +37,21 @@ def count_jobs(*, succeeded: bool) -> sa.Executable:
 
     ``succeeded``: count these jobs too, which are the most, and for which all jobs are read.
     """
-    # Without a look for leases, which costs more than to count: a job has a message or a lease.
-    pending = _count(message_queue.c.queue, "pending")
-    running = _count(jobs.c.queue, "running").join_from(
+    # Without the conditions of STATES: to look for leases costs more than to count, and a job has
+    # a message or a lease.
+    waiting = (_count(STATES[status].table.c.queue, status) for status in WAITING)
+    running = _count(jobs.c.queue, JobStatus.RUNNING).join_from(
         leases, jobs, leases.c.target_id == jobs.c.id
     )
-    blocked = _count(waiting_messages.c.queue, "blocked")
     by = (dead_letters.c.queue, dead_letters.c.outcome)
-    counts = [pending, running, blocked, sa.select(*by, count_rows()).group_by(*by)]
+    counts = [*waiting, running, sa.select(*by, count_rows()).group_by(*by)]
     if succeeded:
-        counts.append(_count(jobs.c.queue, "succeeded").where(jobs.c.outcome == SUCCEEDED))
+        counts.append(_count(jobs.c.queue, JobStatus.SUCCEEDED).where(jobs.c.outcome == SUCCEEDED))
     return sa.union_all(*counts)
 
 
-def _count(queue: sa.ColumnElement[str], status: str) -> sa.Select[str, str, int]:
-    return sa.select(queue, sa.literal(status), count_rows()).group_by(queue)
+def _count(queue: sa.ColumnElement[str], status: JobStatus) -> sa.Select[str, str, int]:
+    return sa.select(queue, sa.literal(status.value), count_rows()).group_by(queue)
 
 
 @cache

@@ -16,6 +16,7 @@ from pgqueue.repository.tables import (
     FAILED,
     NEWLINE,
     SUCCEEDED,
+    Executor,
     batch_jobs,
     batches,
     clock,
@@ -267,3 +268,13 @@ class Violation:
 
     def __str__(self) -> str:
         return f"job {self.job_id}: {self.rule}; {self.detail}"
+
+
+class Invariants:
+    """The rows behind one Session or Connection, checked against the rules."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def violations(self) -> list[Violation]:
+        return [Violation(*row) for row in self._executor.execute(invariant_violations())]

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pgqueue.models import Job, JobStatus
+from pgqueue.models import ENDED, Job, JobStatus
 from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import Executor, jobs, leases, pg
@@ -67,7 +67,7 @@ class JobState:
 
     @property
     def has_ended(self) -> bool:
-        return self.status in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED)
+        return self.status in ENDED
 
 
 class JobStates:

@@ -1,4 +1,4 @@
-"""Jobs that exist: cancel, requeue, change or inspect one; pause a queue or a task."""
+"""Jobs that exist: cancel, requeue, change or delete one."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,17 +8,14 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import IntegrityError
 
 from pgqueue.errors import DuplicateJob
-from pgqueue.models import Job, JobStatus
-from pgqueue.repository import invariants
+from pgqueue.models import DEAD, Job
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.enqueue import Placed, holders
 from pgqueue.repository.fast_path import fetch
-from pgqueue.repository.invariants import Violation
 from pgqueue.repository.messages import (
     DISPATCHED,
     NEW,
@@ -29,7 +26,6 @@ from pgqueue.repository.messages import (
 from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment, readable
 from pgqueue.repository.tables import (
-    AS_IT_STANDS,
     CANCELLED,
     FAILED,
     PLACE,
@@ -45,9 +41,7 @@ from pgqueue.repository.tables import (
     json_parameter,
     leases,
     message_queue,
-    paused_tasks,
     pg,
-    queues,
     sees_all,
     stands_at_place_of,
     text_parameter,
@@ -271,35 +265,6 @@ def jobs_with_keys(*, in_one_queue: bool) -> sa.Executable:
     )
 
 
-@cache
-def is_cancel_requested() -> sa.Executable:
-    return sa.select(jobs.c.cancel_requested_at.is_not(None)).where(jobs.c.id == JOB)
-
-
-@cache
-def pause_queue() -> sa.Executable:
-    row = pg_insert(queues).values(name=sa.bindparam("name", type_=sa.Text), paused_at=clock())
-    kept = sa.func.coalesce(queues.c.paused_at, row.excluded.paused_at)
-    return row.on_conflict_do_update(index_elements=[queues.c.name], set_={"paused_at": kept})
-
-
-@cache
-def resume_queue() -> sa.Executable:
-    name = text_parameter("queue_name")
-    return sa.update(queues).where(queues.c.name == name).values(paused_at=sa.null())
-
-
-@cache
-def pause_task() -> sa.Executable:
-    row = pg_insert(paused_tasks).values(task=text_parameter("task"))
-    return row.on_conflict_do_nothing()
-
-
-@cache
-def resume_task() -> sa.Executable:
-    return sa.delete(paused_tasks).where(paused_tasks.c.task == text_parameter("paused_task"))
-
-
 def wanted_jobs() -> sa.TableValuedAlias:
     """The jobs to requeue, each with the time when it is due; NULL means now."""
     run_at = sa.column("run_at", sa.DateTime(timezone=True))
@@ -405,54 +370,6 @@ def moved_in_lane(messages: sa.Update, values: dict[str, Any], *, notify: bool) 
     return sa.select(job.c.id, notified("rewind") if notify else sa.true())
 
 
-REPORT = (
-    sa.column("job_id", sa.BigInteger),
-    sa.column("message_id", sa.BigInteger),
-    sa.column("attempt", sa.SmallInteger),
-    sa.column("worker_id", sa.Uuid),
-    sa.column("progress", JSONB),
-)
-
-
-@cache
-def write_progress() -> sa.Executable:
-    """Write the progress of several jobs; returns the jobs that were written.
-
-    Skips a job whose row is locked: this statement must wait for no handler's transaction.  Skips
-    an attempt whose job has a later one, by its lease or by the number of attempts it has used.
-    An attempt that has just ended has no lease, and its last progress is still written.
-    """
-    given = document("reports", *REPORT)
-    is_own = sa.and_(
-        leases.c.message_id == given.c.message_id,
-        leases.c.attempt == given.c.attempt,
-        leases.c.worker_id == given.c.worker_id,
-    )
-    # A scalar sub-query: as an anti-join, all leases might be read.
-    later = sa.select(leases.c.target_id).where(
-        leases.c.target_id == given.c.job_id, sa.not_(is_own)
-    )
-    unlocked = (
-        sa.select(jobs.c.id)
-        .where(jobs.c.id == given.c.job_id, jobs.c.attempts <= given.c.attempt)
-        .with_for_update(key_share=True, skip_locked=True)
-        .offset(AS_IT_STANDS)
-        .lateral("unlocked")
-    )
-    job = (
-        sa.select(unlocked.c.id, given.c.progress)
-        .select_from(given.join(unlocked, sa.true()))
-        .where(later.scalar_subquery().is_(None))
-        .cte("job")
-    )
-    return (
-        sa.update(jobs)
-        .where(jobs.c.id == job.c.id)
-        .values(progress=job.c.progress)
-        .returning(jobs.c.id)
-    )
-
-
 class Change(StrEnum):
     """The result of an operator's call.  ``UNCHANGED`` is false, the others are true."""
 
@@ -555,7 +472,7 @@ class Jobs:
         # Leases before jobs, as everywhere: a late settle of this job locks them in that order.
         self._fetch(delete_lease_of_ended_job(), job_id)
         job = self._locked(job_id)
-        if job.outcome not in (JobStatus.FAILED, JobStatus.CANCELLED):
+        if job.outcome not in DEAD:
             return Change.UNCHANGED
         self._fetch(delete_messages(), job_id)
         [(is_claimed,)] = self._fetch(is_with_a_worker(), job_id)
@@ -634,31 +551,6 @@ class Jobs:
         if job is not None and job.limit_keys is not None:
             self._run(delete_waiting_message(), job_id)
         self._run(delete_records(), job_id)
-
-    def is_cancel_requested(self, job_id: int) -> bool:
-        return bool(self._run(is_cancel_requested(), job_id).scalar())
-
-    def write_progress(self, reports: Sequence[dict[str, Any]]) -> set[int]:
-        """Write what handlers report; returns the jobs whose progress was written."""
-        parameters = {"reports": json.dumps(reports)}
-        return {row[0] for row in fetch(self._executor, write_progress(), parameters)}
-
-    def pause(self, queue: str) -> None:
-        self._executor.execute(pause_queue(), {"name": queue})
-
-    def resume(self, queue: str) -> None:
-        self._executor.execute(resume_queue(), {"queue_name": queue})
-
-    def pause_task(self, task: str) -> None:
-        self._executor.execute(pause_task(), {"task": task})
-
-    def resume_task(self, task: str) -> None:
-        self._executor.execute(resume_task(), {"paused_task": task})
-
-    def violations(self) -> list[Violation]:
-        return [
-            Violation(*row) for row in self._executor.execute(invariants.invariant_violations())
-        ]
 
     def put_back(
         self, times: Mapping[int, datetime | None], *, notify: bool, limited: bool

@@ -17,16 +17,15 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from pgqueue.models import SCHEMA, Job, JobStatus
+from pgqueue.models import DEAD, SCHEMA, STATES, Job, JobStatus
 from pgqueue.repository.admit import Admissions
-from pgqueue.repository.conditions import MESSAGES, JobFilter
+from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.limits import Limits
 from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment, readable, span
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     PLACE,
-    SUCCEEDED,
     Executor,
     array_of,
     array_parameter,
@@ -34,7 +33,6 @@ from pgqueue.repository.tables import (
     batches,
     clock,
     count_rows,
-    dead_letters,
     is_key_across_queues,
     job_attempts,
     jobs,
@@ -54,7 +52,6 @@ JOBS = sa.any_(array_parameter("ids", sa.BigInteger))
 MOST_HOLDERS = 5
 MOST_BATCHES = 20
 
-UNFINISHED = (JobStatus.PENDING, JobStatus.BLOCKED, JobStatus.RUNNING)
 MESSAGE_KEYS = {
     message_queue: (*PLACE, "id", "target_id"),
     waiting_messages: ("limit_keys", *PLACE, "target_id"),
@@ -89,9 +86,9 @@ def job_ids(
 NO_MESSAGE = sa.literal_column("NULL::jsonb", JSONB).label("message")
 
 
-def _message_in(table: sa.Table) -> sa.ColumnElement[Any]:
+def _message_in(table: sa.Table, row: sa.FromClause) -> sa.ColumnElement[Any]:
     """The table of a message, and its key, as texts that lose nothing."""
-    named = {name: sa.cast(table.c[name], sa.Text) for name in MESSAGE_KEYS[table]}
+    named = {name: sa.cast(row.c[name], sa.Text) for name in MESSAGE_KEYS[table]}
     given = {"table": sa.literal_column(f"'{table.name}'", sa.Text), **named}
     parts = [(sa.literal_column(f"'{name}'", sa.Text), value) for name, value in given.items()]
     return pg.jsonb_build_object(*chain.from_iterable(parts), type_=JSONB).label("message")
@@ -257,36 +254,34 @@ def _standing_in(
 ) -> tuple[sa.Select[*tuple[Any, ...]], sa.ColumnElement[int]]:
     """The ids of the jobs of one status, and the column that orders them."""
     message: list[sa.ColumnElement[Any]] = [NO_MESSAGE] if with_messages else []
-    match status:
-        case JobStatus.PENDING | JobStatus.BLOCKED:
-            # From the messages: the backlog limits their number, and nothing limits that of jobs.
-            table = MESSAGES[status]
-            target = table.c.target_id
-            leased = sa.exists().where(leases.c.target_id == target)
-            key = [_message_in(table)] if with_messages else []
-            messages = sa.select(target, *key).where(~leased, *which.words(table, target))
-            order = target.desc() if newest_first else target
-            ordered = messages.order_by(order).subquery("messages")
-            # OFFSET 0 makes the planner read each job by its key, while messages are read in their
-            # order; otherwise it would hash all of `jobs` to find twenty rows.
-            unfinished = (
-                sa.select(jobs.c.id)
-                .where(jobs.c.id == ordered.c.target_id, jobs.c.outcome.is_(None))
-                .offset(AS_IT_STANDS)
-                .lateral("unfinished")
-            )
-            columns = [ordered.c.target_id.label("id"), *list(ordered.c)[1:]]
-            return sa.select(*columns).join(unfinished, sa.true()), ordered.c.target_id
-        case JobStatus.FAILED | JobStatus.CANCELLED:
-            letter = dead_letters.c.job_id
-            died = dead_letters.c.outcome == sa.literal_column(f"'{status.value}'")
-            words = which.words(dead_letters, letter)
-            return sa.select(letter.label("id"), *message).where(died, *words), letter
-        case JobStatus.SUCCEEDED:
-            words = [jobs.c.outcome == SUCCEEDED, *which.words(jobs, jobs.c.id)]
-        case _:
-            words = [Job.status == status, *which.words(jobs, jobs.c.id)]
-    return sa.select(jobs.c.id, *message).where(*words), jobs.c.id
+    if status in (JobStatus.RUNNING, JobStatus.SUCCEEDED):
+        words = [Job.status == status, *which.words(jobs, jobs.c.id)]
+        return sa.select(jobs.c.id, *message).where(*words), jobs.c.id
+    state = STATES[status]
+    words = [*state.conditions, *which.words(state.table, state.job_id)]
+    if status in DEAD:
+        return sa.select(state.job_id.label("id"), *message).where(*words), state.job_id
+    # From the messages: the backlog limits their number, and nothing limits that of jobs.
+    keys = MESSAGE_KEYS[state.table] if with_messages else [state.job_id.name]
+    order = state.job_id.desc() if newest_first else state.job_id
+    ordered = (
+        sa.select(*(state.table.c[key] for key in keys))
+        .where(*words)
+        .order_by(order)
+        .subquery("messages")
+    )
+    # OFFSET 0 makes the planner read each job by its key, while messages are read in their order;
+    # otherwise it would hash all of `jobs` to find twenty rows.
+    unfinished = (
+        sa.select(jobs.c.id)
+        .where(jobs.c.id == ordered.c.target_id, jobs.c.outcome.is_(None))
+        .offset(AS_IT_STANDS)
+        .lateral("unfinished")
+    )
+    # Behind the sort, for the few that are wanted: to make JSON of all messages takes long.
+    message = [_message_in(state.table, ordered)] if with_messages else []
+    id = ordered.c.target_id
+    return sa.select(id.label("id"), *message).join(unfinished, sa.true()), id
 
 
 @cache

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import sqlalchemy as sa
 
 from pgqueue.errors import OptionError
-from pgqueue.models import Job, JobStatus
+from pgqueue.models import STATES, UNFINISHED, Job, JobStatus
 from pgqueue.repository.conditions import JobFilter
-from pgqueue.repository.listing import UNFINISHED, job_ids
+from pgqueue.repository.listing import job_ids
 from pgqueue.repository.messages import waiting_pairs
 from pgqueue.repository.reading import EPOCH, moment, readable
 from pgqueue.repository.tables import (
@@ -91,9 +91,8 @@ def list_pending(
     """
     message = message_queue.c
     # A probe by key for each message: as joins, these could read all of both tables.
-    leased = sa.exists().where(leases.c.target_id == jobs.c.id)
     is_pending = (
-        sa.select(sa.and_(jobs.c.outcome.is_(None), ~leased))
+        sa.select(sa.and_(jobs.c.outcome.is_(None), *STATES[JobStatus.PENDING].conditions))
         .where(jobs.c.id == message.target_id)
         .correlate_except(jobs, leases)
         .scalar_subquery()

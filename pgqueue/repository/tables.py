@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
@@ -33,6 +33,7 @@ from pgqueue.models import (
     WaitingMessage,
     WorkerProcess,
 )
+from pgqueue.models.base import table_of
 from pgqueue.outcomes import ErrorReport
 from pgqueue.rules.unique import KEY_ACROSS_QUEUES, KEY_OF_PERIOD
 
@@ -40,31 +41,27 @@ Executor = Session | sa.Connection
 """What a statement is run by."""
 
 
-def _table(model: type[Any]) -> sa.Table:
-    return cast(sa.Table, model.__table__)  # declared as FromClause, always a Table here
-
-
-jobs = _table(Job)
-message_queue = _table(MessageQueue)
-leases = _table(Lease)
-job_attempts = _table(JobAttempt)
-dead_letters = _table(DeadLetter)
-unreadable_jobs = _table(UnreadableJob)
-workers = _table(WorkerProcess)
-queues = _table(QueueSettings)
-paused_tasks = _table(PausedTask)
-schedules = _table(Schedule)
-waiting_messages = _table(WaitingMessage)
-limit_places = _table(LimitPlace)
-limits = _table(LimitSettings)
-limit_buckets = _table(LimitBucket)
-batches = _table(Batch)
-batch_jobs = _table(BatchJob)
-task_minutes = _table(TaskMinute)
-error_groups = _table(ErrorGroup)
-queue_minutes = _table(QueueMinute)
-deploys = _table(Deploy)
-operator_actions = _table(OperatorAction)
+jobs = table_of(Job)
+message_queue = table_of(MessageQueue)
+leases = table_of(Lease)
+job_attempts = table_of(JobAttempt)
+dead_letters = table_of(DeadLetter)
+unreadable_jobs = table_of(UnreadableJob)
+workers = table_of(WorkerProcess)
+queues = table_of(QueueSettings)
+paused_tasks = table_of(PausedTask)
+schedules = table_of(Schedule)
+waiting_messages = table_of(WaitingMessage)
+limit_places = table_of(LimitPlace)
+limits = table_of(LimitSettings)
+limit_buckets = table_of(LimitBucket)
+batches = table_of(Batch)
+batch_jobs = table_of(BatchJob)
+task_minutes = table_of(TaskMinute)
+error_groups = table_of(ErrorGroup)
+queue_minutes = table_of(QueueMinute)
+deploys = table_of(Deploy)
+operator_actions = table_of(OperatorAction)
 
 AS_IT_STANDS: sa.ColumnElement[Any] = sa.literal_column("0")
 """An OFFSET that keeps the planner from reordering a sub-query: one probe by key for each row."""

@@ -322,16 +322,18 @@ class Task(Generic[P, R]):
                 session.expunge(changed)  # as loaded: the COMMIT would expire it
                 return changed
         encoded, new = self._encoded(args, kwargs), self._job_values_now()
+        # In autocommit one statement is one transaction, which saves two round trips.
+        if new.unique is not None and new.unique.period is not None:
+            with self.owner.autocommitting() as connection, translated_errors():
+                encoded = self._with_period(connection, new, encoded)
 
         def place() -> Job | None:
-            # In autocommit one statement is one transaction, which saves two round trips.
             with self.owner.autocommitting() as connection, translated_errors():
-                in_period = self._with_period(connection, new, encoded)
-                placed = self._place(connection, new, in_period)
+                placed = self._place(connection, new, encoded)
             if placed is None:
                 return None
             if placed.times is not None:
-                return self._loaded_job(placed.id, placed.times, in_period, new)
+                return self._loaded_job(placed.id, placed.times, encoded, new)
             with self.owner.session() as session:
                 session.begin()  # if its sessionmaker has autobegin=False
                 job = found_job(session, placed)

@@ -41,6 +41,15 @@ from pgqueue.schema.on_all_nodes import lacks_parts_of_citus
 from pgqueue.schema.state import read_state
 from pgqueue.tasks import Task
 from pgqueue.tasks.pauses import open_tasks, under_all_names
+from pgqueue.views.words import (
+    jobs_are_due,
+    jobs_wait,
+    nobody_serves,
+    span,
+    undeclared,
+    unknown_task,
+    unreadable,
+)
 
 DURABILITY = {
     "fsync": "a crash of the server can destroy the whole database",
@@ -98,12 +107,12 @@ def of_jobs(queue: Operations, session: Session) -> Iterator[Finding]:
         yield from _warnings(
             "unknown task",
             map(words_for_unknown, health.unknown_tasks(queue.tasks)),
-            sound=("tasks", "no job is due of a task this app does not know"),
+            sound=("tasks", "no job is due of a task that this application does not have"),
         )
         yield from _warnings(
             "retention",
             words_for_unpruned(health.unpruned_tasks(queue.tasks)),
-            sound=("retention", "this app knows the tasks of all ended jobs"),
+            sound=("retention", "this application has the tasks of all ended jobs"),
         )
     yield from _warnings(
         "workers",
@@ -113,8 +122,7 @@ def of_jobs(queue: Operations, session: Session) -> Iterator[Finding]:
     yield from _warnings(
         "limits",
         (
-            f"{_wait(jobs)} for {name}, which no worker has declared, and none admits them: start "
-            "a worker with the code that declares it"
+            f"{jobs_wait(jobs)}: {undeclared(name)}"
             for name, jobs in Limits(session).undeclared().items()
         ),
         sound=("limits", "no job waits for a limit that no worker has declared"),
@@ -168,7 +176,11 @@ def at_a_glance(
     health = Health(session)
     oldest = {one.queue: one for one in reversed(first)}
     live = [worker for worker in workers if worker.is_live]
-    unserved = [one for one in oldest.values() if not _is_served(one.queue, live)]
+    unserved = [
+        one
+        for one in oldest.values()
+        if not any(serves(worker.queues, one.queue) for worker in live)
+    ]
     found = [
         *([] if live or not (workers or unserved) else [_nobody_lives(workers, unserved)]),
         *(_unserved(one, count) for one in unserved if live),
@@ -179,10 +191,6 @@ def at_a_glance(
         *of_notifications(health.notification_queue_usage()),
     ]
     return [finding for finding in dict.fromkeys(found) if finding.level is not Level.OK]
-
-
-def _is_served(queue: str, workers: Sequence[WorkerState]) -> bool:
-    return any(serves(worker.queues, queue) for worker in workers)
 
 
 def skipped_jobs(queue: Operations, session: Session) -> list[admission.Waiting]:
@@ -222,7 +230,7 @@ def _warnings(subject: str, details: Iterable[str], *, sound: tuple[str, str]) -
 
 def _nobody_lives(silent: Sequence[WorkerState], unserved: Sequence[FirstDue]) -> Finding:
     last = min((worker.heartbeat_age for worker in silent), default=None)
-    said = "" if last is None else f"; the last was silent {age(last)} ago"
+    said = "" if last is None else f"; the last was silent {span(last)} ago"
     where = ", ".join(one.queue for one in unserved[:SHOWN])
     waits = f", and nothing runs that is due in {where}" if where else ""
     return Finding(Level.WRONG, "workers", f"no worker lives{said}{waits}; run pgqueue worker")
@@ -239,22 +247,20 @@ def _unknown(first: FirstDue) -> Finding:
     return Finding(
         Level.WARNING,
         "unknown task",
-        f"this app knows no task {first.task}, of which jobs in queue {first.queue} are due, the "
-        f"first since {age(first.since)}: its workers leave them alone",
+        f"{unknown_task(first.task)}, of which jobs in queue {first.queue} are due, the first "
+        f"since {span(first.since)}: its workers leave them alone",
         task=first.task,
     )
 
 
 def words_for_unserved(queue: Waiting) -> str:
-    return (
-        f"no living worker serves queue {queue.name}, where {_due(queue)}; run pgqueue worker "
-        f"--queues {queue.name}"
-    )
+    reason, due = nobody_serves(queue.name), jobs_are_due(queue.jobs, queue.since)
+    return f"{reason}, where {due}; run {reason.remedy}"
 
 
 def words_for_open_batch(batch: Candidate) -> str:
     why = batch.unreadable or "no worker runs, or its log says why it cannot end the batch"
-    since = age(batch.since)
+    since = span(batch.since)
     return f"batch {batch.id} is open, although the job it waited for ended {since} ago: {why}"
 
 
@@ -272,26 +278,27 @@ def words_for_unpruned(tasks: dict[str, int]) -> Iterator[str]:
     if tasks:
         named = ", ".join(f"{name} ({number:,})" for name, number in list(tasks.items())[:SHOWN])
         yield (
-            f"{sum(tasks.values()):,} ended jobs belong to tasks this app does not know, and its "
-            f"workers keep them: {named}; declare these tasks in a module that --app imports, or "
-            "delete the jobs by session.delete"
+            f"{sum(tasks.values()):,} ended jobs belong to tasks that this application does not "
+            f"have, and its workers keep them: {named}; declare these tasks in a module that --app "
+            "imports, or delete the jobs by session.delete"
         )
 
 
 def words_for_unknown(task: Waiting) -> str:
+    due = jobs_are_due(task.jobs, task.since)
     return (
-        f"this app knows no task {task.name}, of which {_due(task)}: its workers leave them "
-        "alone; have the module of --app import that task, or give it that name again, if it was "
-        "renamed, by @queue.task(name=...), or run "
+        f"{unknown_task(task.name)}, of which {due}: its workers leave them alone; have the module "
+        "of --app import that task, or give it that name again, if it was renamed, by "
+        "@queue.task(name=...), or run "
         f"pgqueue cancel --status pending --status blocked --task {task.name}"
     )
 
 
 def words_for_unreadable(found: Unreadable) -> str:
     return (
-        f"{_wait(found.jobs)} (the oldest since {age(found.since)}) for a worker that can read the "
-        f"arguments: {found.reason}; start workers with the code that has enqueued them, before "
-        "they fail after the max_unreadable of their task"
+        f"{jobs_wait(found.jobs)} (the oldest since {span(found.since)}), and "
+        f"{unreadable(found.reason)}; start workers with the code that has enqueued them, "
+        "before they fail after the max_unreadable of their task"
     )
 
 
@@ -307,21 +314,12 @@ def words_for_overdue(queue: Operations, state: ScheduleState) -> str | None:
         return f"{what}: {error}; change the rule, or run workers on a system that can read it"
     if queue.tasks and state.task not in queue.tasks:
         return (
-            f"{what}: this app knows no task {state.task}; run a worker that does, or "
+            f"{what}: {unknown_task(state.task)}; run a worker that has it, or "
             f"pgqueue schedules remove {state.name}"
         )
     if state.overlap == Overlap.WAIT and state.last_job_id is not None:
         return f"{what}: it waits for job {state.last_job_id}, unless that has ended"
     return f"{what}: no worker runs that knows task {state.task}, or its log says why it cannot"
-
-
-def _due(waiting: Waiting) -> str:
-    jobs = "1 job is due" if waiting.jobs == 1 else f"{waiting.jobs:,} jobs are due"
-    return f"{jobs} (since {age(waiting.since)})"
-
-
-def _wait(jobs: int) -> str:
-    return "1 job waits" if jobs == 1 else f"{jobs:,} jobs wait"
 
 
 def of_settings(health: Health) -> Iterator[Finding]:
@@ -394,11 +392,11 @@ def of_transactions(health: Health, *, older_than: timedelta = OLD) -> Iterator[
     return _warnings(
         "old transaction",
         (
-            f"{one.who} is {one.state}, open for {age(timedelta(seconds=one.seconds))}: vacuum "
+            f"{one.who} is {one.state}, open for {span(timedelta(seconds=one.seconds))}: vacuum "
             f"keeps all that died since; end it, or run {one.remedy}"
             for one in health.old_transactions(older_than)
         ),
-        sound=("transactions", f"none is older than {age(older_than)}"),
+        sound=("transactions", f"none is older than {span(older_than)}"),
     )
 
 
@@ -408,7 +406,7 @@ def _server_limits(tasks: Iterable[Task[..., object]], health: Health) -> Iterat
     if slowest is None:
         return
     allowed = _time_allowed(slowest)
-    words = "without a timeout" if allowed == timedelta.max else f"for up to {age(allowed)}"
+    words = "without a timeout" if allowed == timedelta.max else f"for up to {span(allowed)}"
     found = [("this role", name, one.value) for name, one in health.settings(LIMITS).items()]
     others = health.settings_of_other_roles(LIMITS)
     found += [(f"the role {other.role}", other.name, other.value) for other in others]
@@ -480,11 +478,3 @@ def of_nodes(nodes: Iterable[Node]) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "node versions", detail)
     named = ", ".join(f"{number} {' and '.join(alike)}" for number, alike in names.items())
     yield Finding(Level.OK, "nodes", f"number and names of those with tables: {named}")
-
-
-def age(span: timedelta) -> str:
-    seconds = int(span.total_seconds())
-    for name, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length} {name}"
-    return f"{seconds} s"

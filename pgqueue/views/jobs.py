@@ -1,8 +1,10 @@
 """Pages of jobs, and one job: what the commands and the dashboard name of them."""
 
+from datetime import datetime
+
+from pgqueue.models import JobStatus
 from pgqueue.repository.listing import (
     NOT_YOURS,
-    UNFINISHED,
     JobDetails,
     LimitUse,
     PastAttempt,
@@ -11,7 +13,6 @@ from pgqueue.repository.pages import JobLine, JobPage, PageStart, page_start, wo
 
 __all__ = [
     "NOT_YOURS",
-    "UNFINISHED",
     "JobDetails",
     "JobLine",
     "JobPage",
@@ -19,5 +20,16 @@ __all__ = [
     "PageStart",
     "PastAttempt",
     "page_start",
+    "state_in_words",
     "words_of",
 ]
+
+
+def state_in_words(status: JobStatus, *, attempts: int, run_at: datetime, now: datetime) -> str:
+    """The word for the state of a job, as a filter line has it: of a pending job, what it waits
+    for."""
+    if status is not JobStatus.PENDING:
+        return status.value
+    if attempts:
+        return "retrying"
+    return "scheduled" if run_at > now else "due"

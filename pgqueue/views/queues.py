@@ -4,13 +4,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from pgqueue.filter_line import STATUSES, line_of
-from pgqueue.models import JobStatus, QueueSettings
+from pgqueue.models import JobStatus
 from pgqueue.operations import Operations
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.health import Health
+from pgqueue.repository.pauses import Pauses
 from pgqueue.repository.queue_minutes import DepthPoint as DepthPoint
 from pgqueue.repository.queue_minutes import FirstDue, QueueCount, QueueFlow, QueueMinutes
 from pgqueue.repository.queue_minutes import LastCount as LastCount
@@ -105,13 +106,11 @@ def read_queues(
     counted, flows, first_due = minutes.latest(), minutes.flows(), minutes.first_due()
     counts = {} if counted is None else counted.queues
     oldest = {one.queue: one.since for one in reversed(first_due)}
-    rows = connection.execute(select(QueueSettings.name, QueueSettings.paused_at))
-    paused = {row.name: row.paused_at for row in rows}
+    paused = Pauses(connection).queues()
     workers = queue.workers(connection)
     served = {name for worker in workers for name in worker.queues if not is_pattern(name)}
     declared = {task.settings.queue for task in queue.tasks.values()}
-    stopped = {name for name, at in paused.items() if at is not None}
-    found = {*counts, *flows, *oldest, *stopped, *served, *declared}
+    found = {*counts, *flows, *oldest, *paused, *served, *declared}
     return QueueViews(
         [
             QueueView(

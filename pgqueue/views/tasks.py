@@ -3,10 +3,10 @@
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
-from pgqueue.models import PausedTask
 from pgqueue.operations import Operations
+from pgqueue.repository.pauses import Pauses
 from pgqueue.repository.task_minutes import KEPT as KEPT
 from pgqueue.repository.task_minutes import AttemptPoint as AttemptPoint
 from pgqueue.repository.task_minutes import TaskMinutes
@@ -31,8 +31,7 @@ def read_tasks(
 ) -> list[TaskView]:
     """The tasks that ran, that this application has, or that are paused; the busiest first."""
     ended = {one.task: one for one in TaskMinutes(connection).since(since, name)}
-    rows = connection.execute(select(PausedTask.task, PausedTask.paused_at))
-    paused = {row.task: row.paused_at for row in rows if name in (None, row.task)}
+    paused = {task: at for task, at in Pauses(connection).tasks().items() if name in (None, task)}
     used = {task: one.time_used.total_seconds() for task, one in ended.items()}
     whole = sum(used.values()) or 1.0
     known = {task for task in queue.tasks if name in (None, task)}

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from pgqueue.models import JobStatus
+from pgqueue.models import UNFINISHED, WAITING, JobStatus
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository.follow_ups import ON_FAILED
-from pgqueue.repository.listing import UNFINISHED, JobDetails
+from pgqueue.repository.listing import JobDetails
 
 SCHEDULE = "schedule"
 """The key of a job's meta with the name of its schedule and its tick."""
@@ -126,7 +126,7 @@ def stretches(job: JobDetails) -> list[Stretch]:
             found.append(Stretch(False, event.waited or timedelta(0)))
             at = event.until or job.read_at
             found.append(Stretch(True, at - event.at, event.outcome, event.attempt))
-    if job.status in (JobStatus.PENDING, JobStatus.BLOCKED):
+    if job.status in WAITING:
         until = max(job.columns["run_at"], job.read_at)
         found.append(Stretch(False, max(until - at, timedelta(0))))
     elif not found:  # cancelled while it waited

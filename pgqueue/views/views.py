@@ -4,10 +4,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, select
-
 from pgqueue.database.callers import AnySession, executor
-from pgqueue.models import JobStatus, PausedTask, Schedule
+from pgqueue.models import JobStatus
 from pgqueue.operations import Operations, Selection
 from pgqueue.repository.batches import Batches, BatchState
 from pgqueue.repository.error_groups import Deployed, ErrorGroups, Failures
@@ -16,6 +14,7 @@ from pgqueue.repository.health import Health
 from pgqueue.repository.listing import JobDetails, Listing
 from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 from pgqueue.repository.pages import JobPage, Pages, PageStart
+from pgqueue.repository.pauses import Pauses
 from pgqueue.repository.prune import DueJobs, Pruning
 from pgqueue.repository.queue_minutes import DepthPoint, LastCount, QueueMinutes
 from pgqueue.repository.schedules import ScheduleRows
@@ -133,8 +132,7 @@ class Views:
 
     def paused_tasks(self, session: AnySession, *, limit: int) -> Sequence[tuple[str, datetime]]:
         """Return the paused tasks, each with the time of its pause."""
-        found = select(PausedTask.task, PausedTask.paused_at).order_by(PausedTask.task)
-        return _pairs(executor(session), found.limit(limit))
+        return [*Pauses(executor(session)).tasks(limit=limit).items()]
 
     def statistics(
         self, session: AnySession, since: timedelta, task: str | None = None
@@ -165,8 +163,7 @@ class Views:
         self, session: AnySession, *, limit: int
     ) -> Sequence[tuple[str, datetime]]:
         """Return the paused schedules, each with the time of its pause."""
-        found = select(Schedule.name, Schedule.paused_at).where(Schedule.paused_at.is_not(None))
-        return _pairs(executor(session), found.order_by(Schedule.name).limit(limit))
+        return [*Pauses(executor(session)).schedules(limit=limit).items()]
 
     def batches(self, session: AnySession, *, limit: int) -> list[BatchState]:
         """Return the newest batches, as a worker has counted them last."""
@@ -253,7 +250,3 @@ class Views:
     def health(self, session: AnySession) -> Health:
         """Return what reads numbers and settings of the tables and the server."""
         return Health(executor(session))
-
-
-def _pairs(connection: Connection, found: Any) -> Sequence[tuple[str, datetime]]:
-    return [(row[0], row[1]) for row in connection.execute(found)]

@@ -1,11 +1,9 @@
 """Why a job does not run, or how it has ended: one sentence, and the command that changes it."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from enum import StrEnum
+from datetime import timedelta
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any
 
 from pgqueue.models import JobStatus
 from pgqueue.outcomes import AttemptEnd
@@ -13,60 +11,20 @@ from pgqueue.redaction import MASK
 from pgqueue.repository.listing import Holder, JobDetails, LimitUse, PastAttempt
 from pgqueue.repository.waits import MOST_AHEAD
 from pgqueue.rules.limits import has_own_capacity, name_of, rate_in_words
+from pgqueue.views.words import (
+    Kind,
+    Name,
+    Part,
+    Reason,
+    nobody_serves,
+    quoted,
+    undeclared,
+    unknown_task,
+    unreadable,
+)
 
 LONGEST_PAUSE = timedelta(seconds=5)
 """A worker that has sent no heartbeat for so long is called silent; it sends two a second."""
-LONGEST_ERROR = 200
-"""Characters of an error in a sentence."""
-
-
-class Kind(StrEnum):
-    """What a name in a sentence is the name of."""
-
-    JOB = "job"
-    QUEUE = "queue"
-    TASK = "task"
-    WORKER = "worker"
-    LIMIT = "limit"
-
-
-class Name(NamedTuple):
-    """A name in a sentence, to which a page may link."""
-
-    kind: Kind
-    name: str
-    """The name; of a job or a worker, its id."""
-    text: str
-    """How the sentence says it."""
-
-    def __str__(self) -> str:
-        return self.text
-
-
-Part = str | Name | datetime | timedelta
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """One reason why a job does not run, or what happens to it."""
-
-    words: tuple[Part, ...]
-    """The sentence.  Times and spans are for the reader to write as it writes others."""
-    remedy: str | None = None
-    """The command that changes this; None if there is none."""
-
-    def __str__(self) -> str:
-        return "".join(map(in_words, self.words))
-
-
-def in_words(part: Part) -> str:
-    """Write a part of a sentence; a time in UTC."""
-    match part:
-        case datetime():
-            return part.astimezone(UTC).isoformat(sep=" ", timespec="seconds")
-        case timedelta():
-            return f"{part.total_seconds():.1f} s"
-    return str(part)
 
 
 def why(job: JobDetails, known_tasks: Collection[str] = ()) -> list[Reason]:
@@ -95,14 +53,14 @@ def _ended(job: JobDetails) -> Reason:
         return _because("succeeded at ", at, f" in {_attempt(row)}")
     if job.status is JobStatus.FAILED:
         if last is None:
-            return _because("failed at ", at, *_quoted(row["last_error"]), remedy=again)
+            return _because("failed at ", at, *quoted(row["last_error"]), remedy=again)
         end = f": {_attempt(row, last.attempt)} ended as {last.outcome}"
-        return _because("failed at ", at, end, *_quoted(_error(last)), remedy=again)
-    by: tuple[Part, ...] = (" while it waited", *_quoted(row["last_error"]))
+        return _because("failed at ", at, end, *quoted(_error(last)), remedy=again)
+    by: tuple[Part, ...] = (" while it waited", *quoted(row["last_error"]))
     if row["cancel_requested_at"] is not None:
         by = (" while it ran, as requested at ", row["cancel_requested_at"])
     elif last is not None and last.outcome == AttemptEnd.CANCELLED:
-        by = (f" by its handler, in {_attempt(row, last.attempt)}", *_quoted(last.error))
+        by = (f" by its handler, in {_attempt(row, last.attempt)}", *quoted(last.error))
     return _because("was cancelled at ", at, *by, remedy=again)
 
 
@@ -143,15 +101,12 @@ def _hindrances(job: JobDetails, known_tasks: Collection[str]) -> Iterator[Reaso
         yield _because("its task ", task, " is paused since ", at, remedy=resume)
     if not wait.workers:
         quiet = f"; live workers that are quiet: {wait.quiet_workers}" if wait.quiet_workers else ""
-        start = f"pgqueue worker --queues {quote(row['queue'])}"
-        yield _because("no live worker serves queue ", queue, quiet, remedy=start)
+        yield nobody_serves(row["queue"]).more(quiet)
     if known_tasks and row["task"] not in known_tasks:
-        others = ": only workers whose code has it run the job"
-        yield _because("this application has no task ", task, others)
+        yield unknown_task(row["task"]).more(": only workers whose code has it run the job")
     if (at := wait.unreadable_since) is not None:
-        words = ("since ", at, " no worker could read its arguments")
-        change = f"pgqueue change {row['id']} --args JSON"
-        yield _because(*words, *_quoted(wait.unreadable_reason), remedy=change)
+        words = unreadable(wait.unreadable_reason).words
+        yield _because("since ", at, " ", *words, remedy=f"pgqueue change {row['id']} --args JSON")
     if job.is_due and job.status is JobStatus.BLOCKED:
         for limit in job.limits:
             yield from _of_limit(limit, row["id"], wait.first_admitted)
@@ -166,7 +121,7 @@ def _not_due(job: JobDetails) -> Reason:
     now = f"pgqueue run-now {row['id']}"
     if last is not None and row["attempts"]:
         end = f": {_attempt(row, last.attempt)} ended as {last.outcome}"
-        return _because("is retried at ", *at, end, *_quoted(_error(last)), remedy=now)
+        return _because("is retried at ", *at, end, *quoted(_error(last)), remedy=now)
     snoozed = f": it was snoozed {row['snoozes']} times" if row["snoozes"] else ""
     return _because("is due at ", *at, snoozed, remedy=now)
 
@@ -176,8 +131,7 @@ def _of_limit(limit: LimitUse, job_id: int, first: int | None) -> Iterator[Reaso
     name = Name(Kind.LIMIT, limit.key, limit.key)
     is_first = first in (None, job_id)
     if limit.capacity is None:
-        start = ": start one whose code declares it"
-        yield _because("no worker has declared its limit ", name, start)
+        yield undeclared(limit.key)
     elif limit.capacity == 0:
         yield _because("its limit ", name, " is paused", remedy=_resume(limit))
     elif not has_own_capacity(limit.capacity, is_fair=limit.is_fair):
@@ -232,13 +186,6 @@ def _error(attempt: PastAttempt) -> str | None:
     if attempt.error_type is None:
         return attempt.error
     return f"{attempt.error_type}: {attempt.error}" if attempt.error else attempt.error_type
-
-
-def _quoted(error: str | None) -> tuple[Part, ...]:
-    """The first line of an error, after a colon."""
-    first = (error or "").strip().partition("\n")[0]
-    cut = first if len(first) <= LONGEST_ERROR else f"{first[: LONGEST_ERROR - 3]}..."
-    return (f": {cut}",) if cut else ()
 
 
 def _jobs(ids: Collection[int | None]) -> Iterator[Part]:

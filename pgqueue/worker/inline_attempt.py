@@ -45,7 +45,7 @@ from pgqueue.outcomes import (
     Unreadable,
 )
 from pgqueue.repository.claim import Claimed
-from pgqueue.repository.jobs import Jobs
+from pgqueue.repository.progress import ProgressReports
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import CRASHED
 from pgqueue.repository.transactions import CHECK_CONSTRAINTS
@@ -116,7 +116,7 @@ class InlineAttempt(RunningAttempt):
             undo_savepoints(self.connection, outer=self.outer)
         if self._progress is not None:  # whatever has become of the handler's writes
             row = row_of_progress(self.task, self.claimed, self.worker_id, self._progress)
-            Jobs(self.connection).write_progress([row])
+            ProgressReports(self.connection).write([row])
 
     def settle(self, outcome: Outcome) -> None:
         """Settle the attempt, as a settler does; raises Stale."""

@@ -15,7 +15,7 @@ from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import storable_words
 from pgqueue.handler.outcome import secrets_of
 from pgqueue.repository.claim import Claimed
-from pgqueue.repository.jobs import Jobs
+from pgqueue.repository.progress import ProgressReports
 from pgqueue.tasks import Task
 from pgqueue.worker.loop import NEVER, Loop
 from pgqueue.worker.outage import Outage
@@ -102,7 +102,7 @@ class ProgressWriter(Loop):
         ]
         written: set[int] = set()
         try:
-            written = Jobs(connection).write_progress(rows)
+            written = ProgressReports(connection).write(rows)
         finally:
             self._keep(reports, written=written, ended=ended)
         self.stopping.wait(EVERY)

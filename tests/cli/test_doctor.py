@@ -73,11 +73,11 @@ class TestJobsThatDoNotRun:
     @pytest.mark.parametrize(
         ("subject", "words"),
         [
-            ("unknown task", "this app knows no task lost, of which 1 job is due (since 0 s)"),
-            ("workers", "no living worker serves queue attic, where 1 job is due (since 0 s)"),
-            ("unreadable jobs", "1 job waits (the oldest since 5 minutes) for a worker that can"),
-            ("retention", "1 ended jobs belong to tasks this app does not know, and its workers"),
-            ("limits", "1 job waits for bank, which no worker has declared"),
+            ("unknown task", "this application has no task lost, of which 1 job is due (since"),
+            ("workers", "no live worker serves queue attic, where 1 job is due (since"),
+            ("unreadable jobs", "1 job waits (the oldest since 5 min), and no worker could read"),
+            ("retention", "1 ended jobs belong to tasks that this application does not have"),
+            ("limits", "1 job waits: no worker has declared limit bank"),
         ],
     )
     def test_each_reason_is_told(
@@ -232,7 +232,7 @@ class TestSessions:
             session.execute(text(remedy))
             connection.invalidate()
         assert f"session {pid} of {engine.url.username} (monthly report)" in found
-        assert "idle in transaction, open for 0 s" in found
+        assert "idle in transaction, open for" in found
         assert remedy == f"SELECT pg_terminate_backend({pid})"
         reports.dispose()
 
@@ -302,7 +302,7 @@ class TestSettings:
         endless = warning(setting, of_server(queue, Health(session)))
 
         assert is_raised is not bool(slow)
-        assert all("task slow runs for up to 2 minutes" in one.detail for one in slow)
+        assert all("task slow runs for up to 2 min" in one.detail for one in slow)
         assert endless.startswith("5 s for this role, and task endless runs without a timeout")
         assert f"ALTER ROLE ... SET {setting} = 0" in endless
 

@@ -147,7 +147,7 @@ class TestShow:
         assert f"why           {words}; run pgqueue worker --queues mail\n" in shown(queue, "1")
         assert document(queue, "1")["why"][0]["words"] == words
         assert document(queue, "1")["is_queue_served"] is False
-        assert "no living worker serves queue mail" in command(queue, "doctor").stdout
+        assert "no live worker serves queue mail" in command(queue, "doctor").stdout
 
         session.add(WorkerProcess(id=uuid4(), queues=["mail"], **process))
         session.commit()

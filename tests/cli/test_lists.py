@@ -289,8 +289,10 @@ class TestStatus:
         assert (met["task"], met["jobs"], met["reason"]) == ("add", 1, "why")
         assert met["oldest_age"] >= 0
         warnings = [line for line in plain if line.startswith("Warning: ")]
-        assert warnings[0].startswith("Warning: this app knows no task add, of which 2 jobs are")
-        assert warnings[1].startswith("Warning: 1 job waits (the oldest since 0 s)")
+        assert warnings[0].startswith(
+            "Warning: this application has no task add, of which 2 jobs are"
+        )
+        assert warnings[1].startswith("Warning: 1 job waits (the oldest since")
 
 
 def test_workers_have_their_ids(queue: PgQueue, session: Session) -> None:
@@ -378,7 +380,7 @@ class TestSchedules:
     @pytest.mark.parametrize(
         ("damage", "words"),
         [
-            ("task = 'lost.task'", "this app knows no task lost.task"),
+            ("task = 'lost.task'", "this application has no task lost.task"),
             ("timezone = 'Mars/Olympus'", "'Mars/Olympus', which this system does not have"),
             ("overlap = 'wait', last_job_id = 7", "it waits for job 7"),
             ("overlap = 'skip'", "no worker runs that knows task add"),

@@ -136,8 +136,18 @@ def test_hostile_settings_of_the_database_change_nothing(hostile_engine: Engine)
     assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 6}
 
     assert sorted(ran) == ["added \xfc", "batch", "delayed", "enqueued", "later", "unique"]
-    with queue.session() as session:
+    with queue.session() as session, session.begin():
         assert is_recent(queue.get_batch(session, batch.id).ended_at)
+        queue.pause(session, "mail")
+        queue.pause_task(session, "note")
+        queue.schedules.pause(session, "hourly")
+        views = queue.views
+        [mail] = views.queues(session, ["mail"]).queues
+        [(_, task_at)] = views.paused_tasks(session, limit=9)
+        [(_, schedule_at)] = views.paused_schedules(session, limit=9)
+        [task_view] = views.tasks(session, timedelta(hours=1), "note")
+        times = (mail.paused_at, task_at, schedule_at, task_view.paused_at)
+        assert all(map(is_recent, times))
         assert queue.check(session) == []
     assert_commands_answer(hostile_engine, *([command] for command in COMMANDS))
     pruning = PruneRound(queue.retention)

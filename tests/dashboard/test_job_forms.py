@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import unescape
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from sqlalchemy import Engine, select, text
@@ -28,6 +28,9 @@ class Address:
 
 
 def once(card: Secret[str]) -> None: ...
+
+
+def bill_nobody() -> None: ...
 
 
 @pytest.fixture
@@ -315,6 +318,22 @@ class TestEnqueue:
         assert (new.args, new.status) == ({"card": CARD, "note": "b"}, "pending")
         assert (new.tags, new.priority) == (["vip"], 2)
         assert actions(engine)[0].options["copy_of"] == 1
+
+    @pytest.mark.parametrize("on_duplicate", ["return", "raise"])
+    def test_a_limited_user_is_not_told_which_job_holds_a_key(
+        self, queue: PgQueue, engine: Engine, on_duplicate: Literal["return", "raise"]
+    ) -> None:
+        bill = queue.task(name="bill", on_duplicate=on_duplicate)(bill_nobody)
+        holder = bill.options(unique_key="seven").delay()
+        visitor = Visitor(queue, tags=["letters"])
+
+        response = visitor.post("/tasks/bill/enqueue", {"unique_key": "seven", "tags": "letters"})
+
+        assert response.status_code == 409
+        assert "another job holds the unique key" in response.text
+        assert str(holder.id) not in words_of(response.text)
+        assert len(jobs(engine)) == 1
+        assert not actions(engine)
 
     def test_arguments_need_the_right_to_view_them(self, queue: PgQueue, engine: Engine) -> None:
         later(queue, "post", "ada")

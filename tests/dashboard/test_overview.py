@@ -92,7 +92,7 @@ def test_a_worker_that_is_silent_is_counted_nowhere(served: PgQueue, engine: Eng
     assert "These numbers are old: no worker has counted the jobs since" in words
     row = words[words.index("Empty in Workers") :]
     assert "none" in row.partition("secret-tenant")[0]
-    assert "no living worker serves" not in words, "said once, for all queues"
+    assert "no live worker serves" not in words, "said once, for all queues"
 
 
 def test_failures_need_somebody_with_their_deploy(served: PgQueue, engine: Engine) -> None:
@@ -128,7 +128,7 @@ def test_a_queue_without_a_worker_needs_somebody(queue: PgQueue, engine: Engine)
         process = {"hostname": "h", "pid": 1, "backend_pid": 1, "slots": 4}
         session.add(WorkerProcess(id=uuid.uuid4(), queues=["other"], **process))
     words = Visitor(queue).text("/")
-    assert "no living worker serves queue mail, where 1 job is due" in words
+    assert "no live worker serves queue mail, where 1 job is due" in words
     assert "no worker lives" not in words
 
 

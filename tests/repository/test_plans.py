@@ -22,8 +22,8 @@ from pgqueue import PgQueue, Unique
 from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succeeded
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.health import Health
-from pgqueue.repository.jobs import Jobs
 from pgqueue.repository.listing import Listing
+from pgqueue.repository.progress import ProgressReports
 from pgqueue.repository.prune import Pruning
 from pgqueue.repository.waits import MOST_AHEAD
 from pgqueue.repository.workers import Workers
@@ -203,7 +203,7 @@ class TestSettles:
             for one in claimed
         ]
         with plans_of(worker.line) as plans:
-            written = Jobs(worker.line).write_progress(reports)
+            written = ProgressReports(worker.line).write(reports)
 
         assert written == {one.job_id for one in claimed}
         assert_by_key(plans.only, buffers=60 * BATCH)

@@ -7,7 +7,7 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 from pgqueue import Job, PgQueue
-from pgqueue.repository.jobs import Jobs
+from pgqueue.repository.progress import ProgressReports
 
 OURS = uuid4()
 
@@ -35,7 +35,7 @@ def lease(session: Session, job_id: int, **columns: Any) -> None:
 
 def write(session: Session, job_id: int) -> set[int]:
     report = {"job_id": job_id, "message_id": 5, "attempt": 2, "worker_id": str(OURS)}
-    return Jobs(session).write_progress([{**report, "progress": {"done": 1}}])
+    return ProgressReports(session).write([{**report, "progress": {"done": 1}}])
 
 
 def test_the_attempt_with_the_lease_may(session: Session) -> None:

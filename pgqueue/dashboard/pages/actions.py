@@ -36,7 +36,7 @@ def preview_action(asked: Asked) -> Page:
     """What an action on all jobs that match would do."""
     action = ON_JOBS[asked.one_of("action", BUTTONS, "requeue")]
     line = asked.text("q", longest=LONGEST)
-    jobs = _filter(asked, line)
+    jobs = _filter(asked, line, action.name)
     jobs.narrowed(action)
     found = asked.part("the preview", lambda session: jobs.preview(session, action))
     number_of_jobs = None if found is None or found.jobs > MOST_COUNTED else found.jobs
@@ -69,7 +69,7 @@ def act(asked: Asked, right: str) -> Answer:
     if action not in BUTTONS or ON_JOBS[action].right != right:
         raise Refused(f"action is {action!r}; give one of {', '.join(BUTTONS)}")
     if line := asked.posted("q", longest=LONGEST):
-        jobs = _filter(asked, line)
+        jobs = _filter(asked, line, action)
     elif ids:
         jobs = asked.scope(Selection(ids))
     else:
@@ -130,14 +130,15 @@ def in_words(outcome: Outcome) -> str:
     return words
 
 
-def _filter(asked: Asked, line: str) -> Selection:
+def _filter(asked: Asked, line: str, action: str) -> Selection:
     """The jobs of a filter line that the user may see."""
     try:
         jobs = Selection.from_line(line)
+        jobs.check_not_everything(action)
     except OptionError as error:
         raise Refused(str(error)) from error
-    if jobs.ids is not None or jobs.is_everything:
-        raise Refused("which jobs? give a filter with at least one condition")
+    if jobs.ids is not None:
+        raise Refused(f"{action}: the jobs are chosen by a filter, not by an id")
     asked.check_filter(jobs)
     try:
         jobs.check_arguments(asked.queue.tasks)

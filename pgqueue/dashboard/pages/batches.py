@@ -6,10 +6,9 @@ from sqlalchemy.orm import Session
 
 from pgqueue import BatchState
 from pgqueue.dashboard.routing import Asked, Page, Refused, Route
-from pgqueue.models import JobStatus
+from pgqueue.models import UNFINISHED, JobStatus
 from pgqueue.operations import Selection
 from pgqueue.redaction import redacted_data
-from pgqueue.views.jobs import UNFINISHED
 
 NEWEST = 50
 FAILED = 25

@@ -104,8 +104,7 @@ def try_failure(asked: Asked, fingerprint: int) -> Done:
 
 def mute_failure(asked: Asked, fingerprint: int) -> Done:
     """Do not name a group among what needs someone, for some hours; 0: name it again."""
-    if asked.access.is_limited:
-        raise Refused("an error is muted for all jobs, and you see only some of them", 403)
+    asked.check_sees_all("an error is muted for all jobs")
     task = asked.posted("task")
     hours = asked.posted_whole("hours", 24, 0, LONGEST_MUTE) or 0
     if not asked.operator.mute_error(fingerprint, task, hours=hours):

@@ -9,13 +9,13 @@ from werkzeug.routing import BuildError
 from pgqueue.dashboard.argument_forms import as_text, type_in_words
 from pgqueue.dashboard.rendering import span
 from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
-from pgqueue.models import JobStatus
+from pgqueue.models import DEAD, UNFINISHED, WAITING
 from pgqueue.operations import Selection
-from pgqueue.operations.actions import BUTTONS, DEAD, ON_JOBS, WAITING, Action
+from pgqueue.operations.actions import BUTTONS, ON_JOBS, Action
 from pgqueue.redaction import MASK, redacted
 from pgqueue.tasks import Task
 from pgqueue.tasks.showing import masked, secrets_of, without_keys, without_values
-from pgqueue.views.jobs import NOT_YOURS, UNFINISHED, JobDetails
+from pgqueue.views.jobs import NOT_YOURS, JobDetails, state_in_words
 from pgqueue.views.trail import (
     follow_up_of,
     schedule_of,
@@ -24,7 +24,8 @@ from pgqueue.views.trail import (
     waits_after_requeue,
     was_requeued,
 )
-from pgqueue.views.why import Kind, Name, why
+from pgqueue.views.why import why
+from pgqueue.views.words import Kind, Name
 
 PAGES: dict[str, tuple[str, str | None]] = {
     Kind.JOB: ("job", "job_id"),
@@ -108,6 +109,9 @@ def job(asked: Asked, job_id: int) -> Page:
         is_requeued=was_requeued(found),
         waits_after_requeue=waits_after_requeue(found),
         is_unfinished=found.status in UNFINISHED,
+        state=state_in_words(
+            found.status, attempts=row["attempts"], run_at=row["run_at"], now=found.read_at
+        ),
         steps=_steps(found),
         events=events[-MOST_EVENTS:],
         more_events=max(len(events) - MOST_EVENTS, 0),
@@ -122,7 +126,11 @@ def job(asked: Asked, job_id: int) -> Page:
         link=lambda kind, name: _href(asked, kind, name),
         may_edit=_may_edit(asked, found, task),
         may_copy=asked.may("enqueue") and _is_template(asked, found, task),
-        buttons=_buttons(asked, found, task),
+        buttons=[
+            action
+            for action in map(ON_JOBS.__getitem__, BUTTONS)
+            if action.is_for(found, task) and asked.may(action.right)
+        ],
     )
 
 
@@ -134,26 +142,6 @@ def act_on_job(asked: Asked, job_id: int, action: str) -> Done:
         raise Refused(f"nothing was changed: job {outcome.left[0]}", 409)
     [change] = outcome.counts
     return Done(f"Job {job_id}: {change.replace('_', ' ')}", to=asked.url("job", job_id=job_id))
-
-
-def _buttons(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> list[Action]:
-    """The actions that are offered: those for a job of its status that do not wait already."""
-    row = job.columns
-    left_out = {
-        "run_now": job.is_due,
-        "cancel": row["cancel_requested_at"] is not None,
-        "kill": job.status is not JobStatus.RUNNING
-        or row["kill_requested_at"] is not None
-        or task is None
-        or not task.in_process,
-    }
-    return [
-        action
-        for action in map(ON_JOBS.__getitem__, BUTTONS)
-        if job.status in action.statuses
-        and asked.may(action.right)
-        and not left_out.get(action.name)
-    ]
 
 
 def _may_edit(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> bool:

@@ -10,14 +10,21 @@ from typing import Any
 from pgqueue.dashboard.argument_forms import Field, fields_of, read_fields, secrets_given
 from pgqueue.dashboard.pages.job import known
 from pgqueue.dashboard.routing import Answer, Asked, Done, Page, Refused, Route
-from pgqueue.errors import ArgumentsError, DuplicateJob, OptionError, PayloadError
+from pgqueue.errors import (
+    ArgumentsError,
+    DuplicateJob,
+    JobNotFound,
+    OptionError,
+    PayloadError,
+)
+from pgqueue.models import DEAD, WAITING
 from pgqueue.operations import Selection
-from pgqueue.operations.actions import DEAD, WAITING
 from pgqueue.operations.engine import KEY_TAKEN, REFUSED, Result
 from pgqueue.redaction import redacted
 from pgqueue.tasks import Task, editing
 from pgqueue.tasks.showing import masked, secrets_of
 from pgqueue.views.jobs import NOT_YOURS, JobDetails
+from pgqueue.views.words import unknown_task
 
 MISTAKES = (ArgumentsError, PayloadError, OptionError, DuplicateJob)
 """What the form shows, so that it can be corrected."""
@@ -62,8 +69,8 @@ def change_job(asked: Asked, job_id: int) -> Answer:
             args=given or None, are_args_stored=True, **_changed_options(asked, job)
         )
         is_dead = job.status in DEAD
-        if is_dead and not asked.may("requeue"):
-            raise Refused("this needs the right 'requeue', which you do not have", 403)
+        if is_dead:
+            asked.check_right("requeue")
         action = "requeue" if is_dead else "change"
         with asked.session.begin_nested():  # what changes nothing is not logged
             operator, jobs = asked.operator_in_session, Selection([job_id])
@@ -113,23 +120,27 @@ def enqueue_job(asked: Asked, name: str) -> Answer:
         copied = None if template.job is None else template.job.columns["id"]
         arguments = {**template.stored, **given}
         job = asked.operator_in_session.enqueue(chosen, arguments, copy_of=copied)
-    except MISTAKES as error:
+        if not job.is_new:
+            asked.check_jobs([job.id])
+    except (*MISTAKES, JobNotFound) as error:
+        if asked.access.is_limited and isinstance(error, DuplicateJob | JobNotFound):
+            # It has the id of the holder, which the user may not see.
+            words = "another job holds the unique key already; no job was added"
+            raise Refused(words, 409) from error
         words = _shown(error, template, task, given)
         return _enqueue_page(asked, task, template, fields, error=words)
     to = asked.url("job", job_id=job.id)
     if not job.is_new:
-        asked.check_jobs([job.id])
         return Done(f"Job {job.id} holds the unique key already; no job was added", to=to)
     return Done(f"Job {job.id} is enqueued", to=to)
 
 
 def _template(asked: Asked, job_id: int) -> tuple[Template, Task[..., Any]]:
     """The job of an edit form; raises Refused if it cannot be changed."""
-    if not asked.may("view_arguments"):
-        raise Refused("this needs the right 'view_arguments', which you do not have", 403)
+    asked.check_right("view_arguments")
     job, task = known(asked, job_id)
     if task is None:
-        raise Refused(f"this application has no task {job.columns['task']}", 409)
+        raise Refused(str(unknown_task(job.columns["task"])), 409)
     if job.status not in (*WAITING, *DEAD):
         raise Refused(f"job {job_id} is {job.status}; only a copy of it can be enqueued", 409)
     return _of_job(job, task), task
@@ -138,8 +149,7 @@ def _template(asked: Asked, job_id: int) -> tuple[Template, Task[..., Any]]:
 def _copied(asked: Asked, task: Task[..., Any], job_id: int | None) -> Template:
     if job_id is None:
         return NO_TEMPLATE
-    if not asked.may("view_arguments"):
-        raise Refused("this needs the right 'view_arguments', which you do not have", 403)
+    asked.check_right("view_arguments")
     job, of = known(asked, job_id)
     if of is not task:
         raise Refused(f"job {job_id} is of the task {job.columns['task']}", 409)

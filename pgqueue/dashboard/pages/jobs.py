@@ -14,13 +14,20 @@ from pgqueue.dashboard.rendering import number
 from pgqueue.dashboard.routing import Answer, Asked, Done, Download, Page, Refused, Route
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import LONGEST, word_of
-from pgqueue.models import JobStatus
+from pgqueue.models import WAITING, JobStatus
 from pgqueue.operations import Selection
-from pgqueue.operations.actions import ON_JOBS, WAITING
+from pgqueue.operations.actions import ON_JOBS
 from pgqueue.operations.selection import WRITTEN, Kind
 from pgqueue.redaction import redacted
 from pgqueue.tasks.showing import shown_arguments
-from pgqueue.views.jobs import JobLine, JobPage, PageStart, page_start, words_of
+from pgqueue.views.jobs import (
+    JobLine,
+    JobPage,
+    PageStart,
+    page_start,
+    state_in_words,
+    words_of,
+)
 from pgqueue.views.queues import LastCount
 
 LIMIT = 25
@@ -217,7 +224,7 @@ def _read(
     rows = [
         Row(
             line,
-            _state(line, asked.now),
+            state_in_words(line.status, attempts=line.attempts, run_at=line.run_at, now=asked.now),
             _in_one_line(shown_arguments(args[line.id], tasks.get(line.task)))
             if line.id in args
             else None,
@@ -227,15 +234,6 @@ def _read(
         for line in lines
     ]
     return Rows(rows, page)
-
-
-def _state(line: JobLine, now: datetime) -> str:
-    """The word for a status; of a pending job, what it waits for."""
-    if line.status is not JobStatus.PENDING:
-        return line.status.value
-    if line.attempts:
-        return "retrying"
-    return "scheduled" if line.run_at > now else "due"
 
 
 def _in_one_line(args: Any) -> str:

@@ -92,6 +92,7 @@ def entry(
         doing=ON_JOBS[action.action].doing if action.action in ON_JOBS else "Doing",
         ended=ended_in_words(action),
         waiting=_waiting(action),
+        runs_again=_runs_again(action),
         endpoint=_endpoint(asked, action),
         is_working=is_working,
         left=left[:SHOWN],
@@ -126,8 +127,8 @@ def _of(action: LogEntry) -> int | None:
 
 
 def _waiting(action: LogEntry) -> str:
-    """The filter for the jobs that wait, of the task and the queue of a requeue."""
-    if action.action != "requeue" or "filter" not in action.target:
+    """The filter for the jobs that wait, of the task and the queue of jobs that run again."""
+    if not _runs_again(action) or "filter" not in action.target:
         return ""
     try:
         which = Selection.from_target(action.target).which
@@ -135,6 +136,10 @@ def _waiting(action: LogEntry) -> str:
         return ""
     waits = Selection(status=JobStatus.PENDING).also(task=which.task, queue=which.queue)
     return waits.line if which.task or which.queue else ""
+
+
+def _runs_again(action: LogEntry) -> bool:
+    return action.action in ON_JOBS and ON_JOBS[action.action].runs_again
 
 
 def options_in_words(action: LogEntry) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -11,11 +12,13 @@ from pgqueue.dashboard.pages.queues import read_queues
 from pgqueue.dashboard.pages.tasks import HOUR, SPANS
 from pgqueue.dashboard.routing import Asked, Page, Route
 from pgqueue.operations import Selection
+from pgqueue.operations.actions import ACTIONS
 from pgqueue.views import QueueView, QueueViews
 from pgqueue.views.errors import MOST_COUNTED, Deployed
 from pgqueue.views.findings import Level, at_a_glance
 from pgqueue.views.queues import DepthPoint, WorkerState
 from pgqueue.views.tasks import AttemptPoint
+from pgqueue.views.words import jobs_wait
 
 LATELY = HOUR
 """How new the last error of a group is that needs somebody."""
@@ -54,7 +57,7 @@ def needs(asked: Asked, rows: QueueViews | None, session: Session) -> list[Need]
     found = list(_failures(asked, session))
     if rows is None:
         return found
-    found += _pauses(rows.queues)
+    found += _paused_queues(rows.queues)
     if asked.access.is_limited:
         return found
     found += _paused_tasks(asked, session)
@@ -94,38 +97,36 @@ def _failures(asked: Asked, session: Session) -> Iterator[Need]:
         yield Need("failed", f"{more}{jobs} of {group.task}", words, "failure", "Look", place)
 
 
-def _pauses(queues: Sequence[QueueView]) -> Iterator[Need]:
+def _paused_queues(queues: Sequence[QueueView]) -> Iterator[Need]:
+    """Those in which jobs wait."""
     for row in queues:
         if row.paused_at is not None and row.count.backlog:
-            jobs = "1 job waits" if row.count.backlog == 1 else f"{row.count.backlog:,} jobs wait"
-            words = f"is paused since {row.paused_at:%d %b %H:%M} UTC; {jobs}"
-            fields = {"queue": row.name}
-            what = f"queue {row.name}"
-            yield Need("blocked", what, words, "resume_queue", "Resume", fields, "pause")
+            yield _paused("queue", row.name, row.paused_at, f"; {jobs_wait(row.count.backlog)}")
 
 
 def _paused_tasks(asked: Asked, session: Session) -> Iterator[Need]:
     rows = asked.queue.views.paused_tasks(session, limit=MOST_PAUSED + 1)
-    for number, (task, paused_at) in enumerate(rows):
-        if number == MOST_PAUSED:
-            yield Need("blocked", "more tasks", "are paused, too", "tasks", "Tasks")
-            return
-        words = f"is paused since {paused_at:%d %b %H:%M} UTC"
-        fields = {"task": task}
-        yield Need("blocked", f"task {task}", words, "resume_task", "Resume", fields, "pause")
+    yield from (_paused("task", name, at) for name, at in rows[:MOST_PAUSED])
+    if len(rows) > MOST_PAUSED:
+        yield Need("blocked", "more tasks", "are paused, too", "tasks", "Tasks")
 
 
 def _paused_schedules(asked: Asked, session: Session) -> Iterator[Need]:
     """No job that waits shows that a schedule is paused, which a worker does too."""
     rows = asked.queue.views.paused_schedules(session, limit=MOST_PAUSED + 1)
-    for number, (name, paused_at) in enumerate(rows):
-        if number == MOST_PAUSED:
-            yield Need("blocked", "more schedules", "are paused, too", "schedules", "Schedules")
-            return
-        words = f"is paused since {paused_at:%d %b %H:%M} UTC, and enqueues no job"
-        fields = {"schedule": name}
-        what = f"schedule {name}"
-        yield Need("blocked", what, words, "resume_schedule", "Resume", fields, "schedules")
+    more = ", and enqueues no job"
+    yield from (_paused("schedule", name, at, more) for name, at in rows[:MOST_PAUSED])
+    if len(rows) > MOST_PAUSED:
+        yield Need("blocked", "more schedules", "are paused, too", "schedules", "Schedules")
+
+
+def _paused(kind: str, name: str, at: datetime, more: str = "") -> Need:
+    """Something that is paused, and the button that resumes it."""
+    resume = ACTIONS[f"resume_{kind}"]
+    words = f"is paused since {at:%d %b %H:%M} UTC{more}"
+    return Need(
+        "blocked", f"{kind} {name}", words, resume.name, "Resume", {kind: name}, resume.right
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,7 @@ def resume_key(asked: Asked) -> Done:
 
 def _limit(asked: Asked, *, needs_key: bool = False) -> tuple[str, Any]:
     """The limit of the form, and the value of its key: JSON or, if it is none, a text."""
-    if asked.access.is_limited:
-        raise Refused("limits hold for all queues, and you may see only some of the jobs", 403)
+    asked.check_sees_all("limits hold for all queues")
     name, key = asked.posted("limit"), asked.posted("key").strip()
     if needs_key and not key:
         raise Refused("which key? give the value of the limit's argument, as JSON")

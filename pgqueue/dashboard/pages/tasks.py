@@ -23,7 +23,7 @@ SPANS = {
 }
 """The times of charts, each with the size of its parts."""
 MOST_TASKS = 500
-FOR_ALL = "tasks run in all queues, and you may see only some of the jobs"
+IN_ALL_QUEUES = "tasks run in all queues"
 
 
 def tasks(asked: Asked) -> Page:
@@ -94,8 +94,7 @@ def bars_of(ended: TaskStatistics | None) -> list[Bar]:
 
 def task(asked: Asked, name: str) -> Page:
     """One task: its attempts in a chart with the deploys, its durations, and its errors."""
-    if asked.access.is_limited:
-        raise Refused(FOR_ALL, 403)
+    asked.check_sees_all(IN_ALL_QUEUES)
     span = asked.one_of("span", SPANS, "hour")
     one = asked.part("the task", partial(_read_task, asked, name, span))
     if one is not None and one.row is None and not one.failures:
@@ -126,8 +125,7 @@ def resume_task(asked: Asked) -> Done:
 
 
 def _task(asked: Asked) -> str:
-    if asked.access.is_limited:
-        raise Refused(FOR_ALL, 403)
+    asked.check_sees_all(IN_ALL_QUEUES)
     return asked.posted("task")
 
 

@@ -90,8 +90,7 @@ def workers(asked: Asked) -> Page:
 
 def quiet_worker(asked: Asked) -> Done:
     """Let a worker claim no more jobs; it ends those that it has claimed."""
-    if asked.access.is_limited:
-        raise Refused("a worker serves all users, and you may see only some of the jobs", 403)
+    asked.check_sees_all("a worker serves all users")
     try:
         worker_id = UUID(asked.posted("worker"))
     except ValueError:

@@ -1,0 +1,76 @@
+"""The states of a job, each defined once: which table has its jobs, and under which condition.
+
+:attr:`Job.status <pgqueue.Job.status>`, the lists of jobs, the actions of operators and the counts
+read these rows.  They stand beside the models, because one of the models reads them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Column, ColumnElement, Select, Table, exists, select, text
+
+from pgqueue.models.base import table_of
+from pgqueue.models.dead_letter import DeadLetter
+from pgqueue.models.lease import Lease
+from pgqueue.models.message_queue import MessageQueue
+from pgqueue.models.waiting_message import WaitingMessage
+
+
+class JobStatus(StrEnum):
+    """The status of a job.  The last three are final, unless the job is requeued."""
+
+    PENDING = "pending"
+    """The job has a message: it may start, now or from ``run_at``."""
+    RUNNING = "running"
+    """The job has a lease: a worker runs it, or has prefetched it and starts it next."""
+    BLOCKED = "blocked"
+    """The job waits to be admitted: for room in its limits, after ``run_at``."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+WAITING = (JobStatus.PENDING, JobStatus.BLOCKED)
+UNFINISHED = (*WAITING, JobStatus.RUNNING)
+"""The jobs without an outcome."""
+DEAD = (JobStatus.FAILED, JobStatus.CANCELLED)
+ENDED = (JobStatus.SUCCEEDED, *DEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The table that has the jobs of one status.
+
+    A row of an unfinished job counts only while the job has no outcome: a cancel does not wait for
+    the transaction that holds its message or its lease, and leaves the row there.
+    """
+
+    table: Table
+    job_id: Column[int]
+    """The ids of its jobs.  Lists are in their order, but that of pending jobs alone, which come in
+    the order of claims."""
+    conditions: tuple[ColumnElement[bool], ...] = ()
+    """Of the rows, if only some are meant."""
+
+    @property
+    def ids(self) -> Select[Any]:
+        return select(self.job_id).where(*self.conditions)
+
+
+_messages, _waiting, _leases, _letters = map(
+    table_of, (MessageQueue, WaitingMessage, Lease, DeadLetter)
+)
+_is_leased = exists().where(_leases.c.target_id == _messages.c.target_id).correlate_except(_leases)
+
+STATES: Mapping[JobStatus, State] = {
+    JobStatus.PENDING: State(_messages, _messages.c.target_id, (~_is_leased,)),
+    JobStatus.BLOCKED: State(_waiting, _waiting.c.target_id),
+    JobStatus.RUNNING: State(_leases, _leases.c.target_id),
+    JobStatus.FAILED: State(_letters, _letters.c.job_id, (_letters.c.outcome == text("'failed'"),)),
+    JobStatus.CANCELLED: State(
+        _letters, _letters.c.job_id, (_letters.c.outcome == text("'cancelled'"),)
+    ),
+}
+"""Where the jobs of each status stand.  Those that have succeeded stand in ``jobs`` alone."""
