@@ -128,46 +128,6 @@ class TestWhatIsWritten:
             assert connection.scalar(text(span)) > timedelta(minutes=19)
         assert log(queue)[0]["options"] == {"spread_s": 1800.0, "of": 3}
 
-    @pytest.mark.parametrize(
-        "words",
-        ["pause mail", "set-limit bank 5", "schedules pause night", "cancel 1", "run-now 1"],
-    )
-    def test_nothing_is_changed_if_the_log_refuses_the_row(
-        self, queue: PgQueue, engine: Engine, words: str
-    ) -> None:
-        waiting(queue)
-        with queue.session() as session, session.begin():
-            every = timedelta(hours=1)
-            queue.schedules.add(
-                session, queue.tasks["send"], every=every, name="night", args=("ada",)
-            )
-        refuse_rows(engine)
-        before = state(engine)
-
-        ended = command(queue, *words.split())
-
-        assert (ended.returncode, "the log is closed" in ended.stderr) == (1, True)
-        assert state(engine) == before
-
-
-def refuse_rows(engine: Engine) -> None:
-    execute(
-        engine,
-        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN RAISE EXCEPTION 'the log is closed'; END $$",
-    )
-    execute(
-        engine,
-        "CREATE TRIGGER refuse BEFORE INSERT ON pgqueue.operator_actions"
-        " FOR EACH ROW EXECUTE FUNCTION public.refuse()",
-    )
-
-
-def state(engine: Engine) -> list[Any]:
-    tables = ("jobs", "message_queue", "queues", "limits", "schedules", "operator_actions")
-    with engine.connect() as connection:
-        return [connection.execute(text(f"TABLE pgqueue.{name}")).all() for name in tables]
-
 
 @pytest.fixture
 def worker_role(engine: Engine, queue: PgQueue) -> Iterator[PgQueue]:

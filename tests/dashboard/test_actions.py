@@ -36,19 +36,6 @@ def logged(shop: Shop) -> list[LogEntry]:
         return OperatorActions(session).newest(limit=99)
 
 
-def refuse_rows(engine: Engine, event: str = "INSERT") -> None:
-    execute(
-        engine,
-        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN RAISE EXCEPTION 'the log is closed'; END $$",
-    )
-    execute(
-        engine,
-        f"CREATE TRIGGER refuse BEFORE {event} ON pgqueue.operator_actions"
-        " FOR EACH ROW EXECUTE FUNCTION public.refuse()",
-    )
-
-
 class TestSelected:
     def test_they_are_changed_and_logged(self, shop: Shop) -> None:
         first, second, third = shop.fail(3)
@@ -300,20 +287,6 @@ class TestAllThatMatch:
         page = Visitor(shop.queue).text("/actions/preview?q=task:send arg.to:ada")
 
         assert "Requeue 1 job?" in page
-
-
-@pytest.mark.parametrize("fields", [ALL, {"action": "requeue", "id": 1}])
-@pytest.mark.parametrize("event", ["INSERT", "UPDATE"])
-def test_nothing_is_changed_if_the_log_cannot_be_written(
-    shop: Shop, fields: dict[str, Any], event: str
-) -> None:
-    [id] = shop.fail()
-    refuse_rows(shop.engine, event)
-
-    response = Visitor(shop.queue).post("/actions/requeue", fields)
-
-    assert (response.status_code, "the log is closed" in response.text) == (503, True)
-    assert shop.statuses() == {id: JobStatus.FAILED}
 
 
 def test_waiting_jobs_are_cancelled_and_made_due(shop: Shop) -> None:

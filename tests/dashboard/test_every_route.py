@@ -81,6 +81,7 @@ def fill(queue: PgQueue) -> None:
     with queue.session() as session, session.begin():
         theirs.options(unique_key=MARK).enqueue(session, MARK, CARD)
         queue.pause(session, MARK)
+        queue.pause_task(session, MARK)
         session.add(
             WorkerProcess(id=WORKER, hostname="h", pid=1, backend_pid=1, slots=1, queues=[MARK])
         )
@@ -136,6 +137,11 @@ def test_a_limited_user_sees_the_own_jobs(shared_engine: Engine) -> None:
     for visitor in (Visitor(queue, queues={"ours"}), Visitor(queue, tags={"us"})):
         for address in ("/jobs", "/live", "/failures", "/jobs.csv", "/jobs/1"):
             assert "pay" in visitor.get(address).text
+        assert "Failed 1" in visitor.text("/jobs")
+        assert "1 job of pay failed" in visitor.text("/")
+        # They count jobs of all users.
+        assert "Done in an hour" not in visitor.text("/")
+        assert "Limits" not in visitor.text("/queues")
 
 
 def test_a_limited_user_finds_no_type_of_an_error_by_its_fingerprint(shared_engine: Engine) -> None:

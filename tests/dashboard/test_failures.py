@@ -236,3 +236,12 @@ class TestScope:
         assert not [page for page in pages if "foreign-marker" in page]
         assert "send 2 " in words_of(pages[0])
         assert "Try one: job" not in words_of(pages[2])
+
+    def test_only_the_own_jobs_are_tried(self, shop: Shop) -> None:
+        shop.fail(queue="other")
+        visitor = Visitor(shop.queue, RIGHTS, queues={"mail"})
+
+        response = visitor.post(f"/failures/{shop.fingerprint}/try", {"task": "send"})
+
+        assert response.status_code == 409
+        assert set(shop.statuses().values()) == {JobStatus.FAILED}

@@ -1,7 +1,7 @@
 """Actions on many jobs: portions, interruptions, two processes at once."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import enqueue, enqueue_many, execute, wait_until
@@ -373,6 +374,37 @@ class TestPortions:
 
         assert (outcome.changed, outcome.entry.id, told) == (3, None, ["unlogged"])
         assert messages(queue) == 3
+
+
+@pytest.mark.parametrize("event", ["INSERT", "UPDATE"])
+def test_nothing_is_changed_if_the_log_cannot_be_written(queue: PgQueue, event: str) -> None:
+    ids = cancelled(queue, 2)
+    execute(
+        queue.engine,
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'the log is closed'; END $$",
+    )
+    execute(
+        queue.engine,
+        f"CREATE TRIGGER refuse BEFORE {event} ON pgqueue.operator_actions"
+        " FOR EACH ROW EXECUTE FUNCTION public.refuse()",
+    )
+    ada = Operator(queue, "ada")
+    actions: list[Callable[[], object]] = [
+        lambda: ada.requeue(Selection.of(CANCELLED)),
+        lambda: ada.requeue(Selection([ids[0]])),
+    ]
+    if event == "INSERT":
+        actions += [lambda: ada.pause_queue("default"), lambda: ada.pause_task("tests.task")]
+
+    for act in actions:
+        with pytest.raises(DBAPIError, match="the log is closed"):
+            act()
+
+    assert statuses(queue) == [JobStatus.CANCELLED] * 2
+    with queue.session() as session:
+        for table in ("queues", "paused_tasks"):
+            assert session.execute(text(f"TABLE pgqueue.{table}")).all() == []
 
 
 @contextmanager
