@@ -75,7 +75,7 @@ def test_an_empty_list_says_so(engine: Engine, words: str, key: str, said: str) 
 
 
 class TestJobs:
-    def test_the_newest_are_first_and_paged(self, queue: PgQueue) -> None:
+    def test_the_newest_jobs_are_first_and_paged(self, queue: PgQueue) -> None:
         ids = [queue.tasks["add"].delay(n).id for n in range(5)]
 
         first = document(queue, "jobs", "--limit", "2")
@@ -86,7 +86,7 @@ class TestJobs:
         assert ([job["id"] for job in rest["jobs"]], rest["next_before"]) == (ids[2::-1], None)
         assert plain.stderr == f"There are older ones: add --before {ids[3]}\n"
 
-    def test_waiting_ones_are_in_the_order_in_which_they_start(self, queue: PgQueue) -> None:
+    def test_waiting_jobs_are_in_the_order_in_which_they_start(self, queue: PgQueue) -> None:
         add = queue.tasks["add"]
         ids = [add.options(priority=priority).delay(1).id for priority in (5, 5, 9, 0)]
         words = ("jobs", "--status", "pending")
@@ -140,7 +140,7 @@ class TestJobs:
             ("--older-than 3600 --status pending", [2]),
         ],
     )
-    def test_they_are_filtered(self, queue: PgQueue, words: str, found: list[int]) -> None:
+    def test_jobs_are_filtered(self, queue: PgQueue, words: str, found: list[int]) -> None:
         queue.tasks["mail.fail"].delay("no")
         Worker(queue, ["mail"]).run_until_empty(timeout=60)
         queue.tasks["add"].delay(1)
@@ -159,7 +159,7 @@ class TestJobs:
         assert_one_line(ended, "Invalid value for '--limit'", limit)
         assert (ended.returncode, ended.stdout) == (2, "")
 
-    def test_a_line_has_the_first_line_of_the_last_error(self, queue: PgQueue) -> None:
+    def test_a_job_has_the_first_line_of_its_last_error(self, queue: PgQueue) -> None:
         queue.tasks["mail.fail"].delay("not at all\nsecond line")
         Worker(queue, ["mail"]).run_until_empty(timeout=60)
 
@@ -362,7 +362,7 @@ class TestSchedules:
             queue.schedules.add(session, add, every=timedelta(hours=1), name="hourly", args=(3,))
             queue.schedules.pause(session, "hourly")
 
-    def test_each_has_three_runs_in_its_zone_and_in_utc(self, queue: PgQueue) -> None:
+    def test_each_schedule_has_three_runs_in_its_zone_and_in_utc(self, queue: PgQueue) -> None:
         hourly, night = document(queue, "schedules")["schedules"]
         _, *told = lines(queue, "schedules")
 
@@ -485,7 +485,7 @@ class TestFailures:
         assert refused.returncode == 2
         assert f"'{error}' is not an error of `pgqueue failures`" in refused.stderr
 
-    def test_they_are_filtered_by_task_and_time(self, queue: PgQueue, engine: Engine) -> None:
+    def test_failures_are_filtered_by_task_and_time(self, queue: PgQueue, engine: Engine) -> None:
         queue.tasks["mail.fail"].delay("no")
         Worker(queue).run_until_empty(timeout=60)
 

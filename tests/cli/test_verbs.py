@@ -93,7 +93,7 @@ class TestByIds:
             ),
         ],
     )
-    def test_a_second_time_the_job_stays(
+    def test_a_verb_that_is_given_twice_leaves_the_job(
         self, queue: PgQueue, words: list[str], change: str, again: str
     ) -> None:
         [id] = waiting(queue, "ada", delay=timedelta(hours=1))
@@ -158,7 +158,7 @@ class TestByFilter:
         )
         assert JobStatus.FAILED in statuses(engine).values()
 
-    def test_the_jobs_are_changed_oldest_first_in_batches_up_to_a_limit(
+    def test_jobs_of_a_filter_are_changed_oldest_first_up_to_a_limit(
         self, queue: PgQueue, engine: Engine
     ) -> None:
         ids = failed(queue, 130)
@@ -298,7 +298,7 @@ class TestByFilter:
 
 
 class TestNewArguments:
-    def test_those_named_replace_the_old_ones(self, queue: PgQueue, engine: Engine) -> None:
+    def test_new_arguments_replace_the_old_ones(self, queue: PgQueue, engine: Engine) -> None:
         waiting(queue, "ada")
 
         ended = command(queue, "change", "1", "--args", '{"copies": 2}', "--run-at", "2099-01-31Z")
@@ -311,7 +311,7 @@ class TestNewArguments:
         with Session(engine) as session:
             assert session.scalars(select(Job.run_at)).one().year == 2099
 
-    def test_wrong_ones_are_refused_by_job(self, queue: PgQueue, engine: Engine) -> None:
+    def test_wrong_arguments_are_refused_by_job(self, queue: PgQueue, engine: Engine) -> None:
         waiting(queue, "ada")
 
         ended = command(queue, "change", "--task", "send", "--args", '{"copies": "2"}', "--yes")
@@ -320,7 +320,9 @@ class TestNewArguments:
         assert ended.stderr.startswith("1: refused, because task send: argument copies")
         assert stored(engine) == [(5, {"to": "ada"})]
 
-    def test_without_the_app_they_are_refused(self, queue: PgQueue, engine: Engine) -> None:
+    def test_without_the_app_new_arguments_are_refused(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
         waiting(queue, "ada")
 
         ended = command(PgQueue(engine), "change", "1", "--args", '{"to": "bob"}')
@@ -328,7 +330,7 @@ class TestNewArguments:
         assert ended.returncode == 1
         assert "no task 'send' is registered" in ended.stderr
 
-    def test_requeue_takes_them_too(self, queue: PgQueue, engine: Engine) -> None:
+    def test_requeue_takes_new_arguments_too(self, queue: PgQueue, engine: Engine) -> None:
         failed(queue)
 
         wrong = command(queue, "requeue", "1", "--args", '{"too": "ada"}')
@@ -377,7 +379,9 @@ class TestSchedules:
                 every = timedelta(hours=1)
                 queue.schedules.add(session, send, every=every, name=name, args=("ada",))
 
-    def test_each_verb_changes_those_that_are_named(self, queue: PgQueue, engine: Engine) -> None:
+    def test_each_verb_changes_the_schedules_that_are_named(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
         def run(*words: str) -> str:
             return command(queue, "schedules", *words).stdout
 
@@ -394,7 +398,7 @@ class TestSchedules:
         with queue.session() as session:
             assert [one.name for one in queue.schedules.list(session)] == ["night"]
 
-    def test_one_of_the_code_is_told_to_come_back_after_its_removal(
+    def test_a_schedule_of_the_code_is_told_to_come_back_after_its_removal(
         self, queue: PgQueue, engine: Engine
     ) -> None:
         with engine.begin() as connection:
@@ -410,7 +414,7 @@ class TestSchedules:
         ]
 
     @pytest.mark.parametrize("verb", ["pause", "resume", "trigger", "remove"])
-    def test_an_unknown_one_is_told_and_the_others_are_changed(
+    def test_an_unknown_schedule_is_told_and_the_others_are_changed(
         self, queue: PgQueue, verb: str
     ) -> None:
         ended = command(queue, "schedules", verb, "lost", "night")

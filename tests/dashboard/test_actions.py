@@ -37,7 +37,7 @@ def logged(shop: Shop) -> list[LogEntry]:
 
 
 class TestSelected:
-    def test_they_are_changed_and_logged(self, shop: Shop) -> None:
+    def test_selected_jobs_are_changed_and_logged(self, shop: Shop) -> None:
         first, second, third = shop.fail(3)
 
         fields = {"action": "requeue", "id": [third, first], "reason": "mended"}
@@ -54,7 +54,7 @@ class TestSelected:
         assert (action.target, action.jobs) == ({"jobs": [first, third]}, 2)
         assert action.finished_at is not None
 
-    def test_what_is_left_as_it_is_is_told_and_logged(self, shop: Shop) -> None:
+    def test_a_selected_job_that_is_left_is_told_and_logged(self, shop: Shop) -> None:
         [failed] = shop.fail()
         [waiting] = shop.enqueue()
         ann = Visitor(shop.queue)
@@ -71,7 +71,9 @@ class TestSelected:
     @pytest.mark.parametrize(
         ("right", "action"), [("requeue", "cancel"), ("cancel", "requeue"), ("requeue", "drop")]
     )
-    def test_each_needs_its_own_right(self, shop: Shop, right: str, action: str) -> None:
+    def test_each_action_on_selected_jobs_needs_its_own_right(
+        self, shop: Shop, right: str, action: str
+    ) -> None:
         [id] = shop.fail()
         visitor = Visitor(shop.queue, rights={"view", right})
 
@@ -113,7 +115,7 @@ class TestAllThatMatch:
 
         assert "Requeue 2+ jobs?" in Visitor(shop.queue).text(f"/actions/preview?q={FAILED}")
 
-    def test_all_are_changed_and_the_log_says_so(self, shop: Shop) -> None:
+    def test_all_that_match_are_changed_and_the_log_says_so(self, shop: Shop) -> None:
         shop.fail(150)
         shop.enqueue()
         ann = Visitor(shop.queue)
@@ -175,7 +177,7 @@ class TestAllThatMatch:
         ]
 
     @pytest.mark.parametrize("scope", [{"queues": {"sms"}}, {"tags": {"for-ada"}}], ids=str)
-    def test_it_is_not_continued_by_another_user_with_a_scope_nor_with_another_scope(
+    def test_an_action_is_not_continued_by_another_user_with_a_scope_nor_with_another_scope(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch, scope: Any
     ) -> None:
         monkeypatch.setattr(actions, "LONGEST_WORK", 0)

@@ -98,7 +98,7 @@ def later(queue: PgQueue, task: str, *arguments: Any) -> None:
 
 
 class TestEdit:
-    def test_it_changes_what_differs_and_logs_no_values(
+    def test_an_edit_changes_what_differs_and_logs_no_values(
         self, queue: PgQueue, engine: Engine
     ) -> None:
         later(queue, "post", "ada", 2)
@@ -166,7 +166,7 @@ class TestEdit:
             ({"run_at": "soon"}, "is no time"),
         ],
     )
-    def test_a_mistake_is_shown_in_the_form_as_it_was_sent(
+    def test_a_mistake_in_an_edit_is_shown_in_the_form_as_it_was_sent(
         self, queue: PgQueue, engine: Engine, change: dict[str, str], words: str
     ) -> None:
         later(queue, "post", "ada")
@@ -234,14 +234,16 @@ class TestEdit:
 
 
 class TestEnqueue:
-    def test_the_form_has_a_field_with_the_type_of_each_argument(self, queue: PgQueue) -> None:
+    def test_the_form_to_enqueue_has_a_field_with_the_type_of_each_argument(
+        self, queue: PgQueue
+    ) -> None:
         words = Visitor(queue).text("/tasks/post/enqueue")
 
         assert "to: str" in words
         assert "copies: int empty: 1" in words
         assert "Address | None" in words
 
-    def test_it_enqueues_with_types_and_options_and_logs_it(
+    def test_the_form_enqueues_with_types_and_options_and_logs_it(
         self, queue: PgQueue, engine: Engine
     ) -> None:
         given = {"arg.to": '"ada"', "arg.address": '{"street": "Elm", "number": 7}'}
@@ -316,7 +318,9 @@ class TestEnqueue:
         assert (new.tags, new.priority) == (["vip"], 2)
         assert actions(engine)[0].options["copy_of"] == 1
 
-    def test_arguments_need_the_right_to_view_them(self, queue: PgQueue, engine: Engine) -> None:
+    def test_a_copy_of_arguments_needs_the_right_to_view_them(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
         later(queue, "post", "ada")
         visitor = Visitor(queue, RIGHTS - {"view_arguments"})
 

@@ -65,7 +65,7 @@ HOW = pytest.mark.parametrize(
 class TestEachColumnOfTheFence:
     @pytest.mark.parametrize("column", ["job_id", "message_id", "attempt", "worker_id"])
     @HOW
-    def test_a_settle_that_differs_in_it_changes_nothing(
+    def test_a_settle_that_differs_in_a_column_of_the_fence_changes_nothing(
         self,
         engine: Engine,
         worker: LogicalWorker,

@@ -90,7 +90,7 @@ class TestHowASessionmakerMayBeMade:
         ],
         ids=lambda options: "-".join(options),
     )
-    def test_is_no_obstacle_to_a_transactional_handler(
+    def test_no_option_of_a_sessionmaker_hinders_a_transactional_handler(
         self, engine: Engine, kind: str, options: dict[str, Any]
     ) -> None:
         """One is kept with its job, of the other nothing: the job was cancelled meanwhile."""
@@ -119,7 +119,7 @@ class TestHowASessionmakerMayBeMade:
         first = ["begun by itself"] if options.get("autobegin", True) else []
         assert words(engine) == [*first, "in a block", "left pending"]
 
-    def test_may_leave_it_to_its_user_to_begin_also_for_delay(self, engine: Engine) -> None:
+    def test_delay_begins_a_session_that_does_not_begin_by_itself(self, engine: Engine) -> None:
         queue = PgQueue(sessionmaker(engine, autobegin=False))
 
         @queue.task(name="once", unique_key=lambda: "one")
@@ -127,7 +127,7 @@ class TestHowASessionmakerMayBeMade:
 
         assert once.delay().id == once.delay().id
 
-    def test_two_phases_prepared_by_hand_are_one_here(self, engine: Engine) -> None:
+    def test_two_phases_prepared_by_hand_are_one_in_a_handler(self, engine: Engine) -> None:
         queue = PgQueue(sessionmaker(engine, twophase=True))
 
         @queue.task(name="write", retry=NEVER)
@@ -189,7 +189,9 @@ class TestAnEngineOfATenant:
     """``engine.execution_options(schema_translate_map=...)`` shares its pool with the engine."""
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_may_be_that_of_the_queue(self, engine: Engine, tenant: str, kind: str) -> None:
+    def test_the_engine_of_a_tenant_may_be_that_of_the_queue(
+        self, engine: Engine, tenant: str, kind: str
+    ) -> None:
         clone = engine.execution_options(schema_translate_map={None: tenant})
         queue = PgQueue(sessionmaker(clone, binds={Base: clone}))
 
@@ -209,7 +211,9 @@ class TestAnEngineOfATenant:
         assert (words(engine), words(engine, "tenant.notes")) == ([], ["of the tenant"])
 
     @pytest.mark.parametrize("other", ["isolation_level", "schema_translate_map", "tenant_id"])
-    def test_is_refused_at_start_among_the_binds(self, engine: Engine, other: str) -> None:
+    def test_the_engine_of_a_tenant_is_refused_at_start_among_the_binds(
+        self, engine: Engine, other: str
+    ) -> None:
         value: Any = {"isolation_level": "SERIALIZABLE", "schema_translate_map": {None: "x"}}
         clone = engine.execution_options(**{other: value.get(other, 7)})
         queue = PgQueue(sessionmaker(engine, binds={Base: clone}))
@@ -220,7 +224,9 @@ class TestAnEngineOfATenant:
         with pytest.raises(OptionError, match=rf"{other}.*session\.connection\("):
             Worker(queue).run_until_empty(timeout=60)
 
-    def test_is_nobodys_business_where_no_handler_is_transactional(self, engine: Engine) -> None:
+    def test_the_engine_of_a_tenant_is_allowed_where_no_handler_is_transactional(
+        self, engine: Engine
+    ) -> None:
         clone = engine.execution_options(schema_translate_map={None: "x"})
         queue = PgQueue(sessionmaker(engine, binds={Base: clone}))
         queue.task(name="plain")(lambda: None).delay()
@@ -228,7 +234,7 @@ class TestAnEngineOfATenant:
         assert endings(Worker(queue)) == {"succeeded": 1}
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_chosen_while_a_handler_runs_fails_it_and_writes_nothing(
+    def test_the_engine_of_a_tenant_chosen_while_a_handler_runs_fails_it_and_writes_nothing(
         self, engine: Engine, tenant: str, kind: str
     ) -> None:
         CHOICE["engine"] = engine.execution_options(schema_translate_map={None: tenant})
@@ -244,7 +250,7 @@ class TestAnEngineOfATenant:
         assert words(engine, "tenant.notes") == []
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_what_a_handler_asks_of_its_connection_is_not_the_next_ones(
+    def test_execution_options_that_a_handler_sets_do_not_reach_the_next_handler(
         self, engine: Engine, tenant: str, kind: str
     ) -> None:
         """The way to have tenants in a handler, as the refusal says."""
@@ -293,7 +299,7 @@ class TestAnEngineOfATenant:
         [({"logging_token": "notes"}, []), ({"isolation_level": "AUTOCOMMIT"}, ["written"])],
         ids=["changes nothing", "autocommit"],
     )
-    def test_that_changes_nothing_joins_and_in_autocommit_commits_on_its_own_as_it_asks_for(
+    def test_an_engine_with_options_that_change_nothing_joins_and_in_autocommit_commits_on_its_own(
         self, engine: Engine, options: dict[str, Any], kept: list[str]
     ) -> None:
         clone = engine.execution_options(**options)
@@ -310,7 +316,7 @@ class TestAnEngineOfATenant:
         assert endings(Worker(queue)) == {"cancelled": 1}
         assert words(engine) == kept
 
-    def test_with_a_pool_of_its_own_is_told_of_at_start(
+    def test_an_engine_with_a_pool_of_its_own_is_told_of_at_start(
         self, engine: Engine, caplog: pytest.LogCaptureFixture
     ) -> None:
         second = create_engine(engine.url)
@@ -340,7 +346,9 @@ class TestTheSessionOfAnAsyncHandler:
     """It is an AsyncSession around a Session of the application's."""
 
     @pytest.mark.parametrize("where", ["class", "sessionmaker"])
-    def test_has_its_filters(self, engine: Engine, where: str) -> None:
+    def test_the_session_of_an_async_handler_has_the_filters_of_the_application(
+        self, engine: Engine, where: str
+    ) -> None:
         sessions: sessionmaker[Any] = sessionmaker(engine)
         if where == "class":
             sessions = sessionmaker(engine, class_=Tenants)
@@ -365,7 +373,9 @@ class TestTheSessionOfAnAsyncHandler:
         assert endings(Worker(queue)) == {"succeeded": 2}
         assert found == {"sync": ["seen"], "async": ["seen"]}
 
-    def test_has_its_options_but_never_expires(self, engine: Engine) -> None:
+    def test_the_session_of_an_async_handler_has_its_options_but_never_expires(
+        self, engine: Engine
+    ) -> None:
         queue = PgQueue(sessionmaker(engine, autoflush=False, info={"tenant": 7}))
         seen: list[Any] = []
 
@@ -382,7 +392,9 @@ class TestTheSessionOfAnAsyncHandler:
         assert endings(Worker(queue)) == {"succeeded": 1}
         assert seen == [[], ("kept", 7)]
 
-    def test_is_in_the_transaction_of_its_job_whatever_it_chooses(self, engine: Engine) -> None:
+    def test_the_session_of_an_async_handler_is_in_the_transaction_of_its_job_whatever_it_chooses(
+        self, engine: Engine
+    ) -> None:
         CHOICE["engine"] = engine
         queue = PgQueue(sessionmaker(engine, class_=Chosen, binds={Base: engine}))
 
@@ -397,7 +409,7 @@ class TestTheSessionOfAnAsyncHandler:
         assert endings(Worker(queue)) == {"cancelled": 1}
         assert words(engine) == []
 
-    def test_blocks_no_event_loop_for_another_database(
+    def test_the_session_of_an_async_handler_blocks_no_event_loop_for_another_database(
         self, engine: Engine, empty_database_url: str
     ) -> None:
         elsewhere = create_engine(empty_database_url)
@@ -420,7 +432,9 @@ class TestTheAsyncSessionOfTheQueue:
     """Outside of workers, and so in an async task that is called as a function, it is one too."""
 
     @pytest.mark.parametrize("where", ["class", "sessionmaker"])
-    def test_has_the_filters_of_the_application(self, engine: Engine, where: str) -> None:
+    def test_the_async_session_of_a_queue_has_the_filters_of_the_application(
+        self, engine: Engine, where: str
+    ) -> None:
         sessions: sessionmaker[Any] = sessionmaker(engine)
         if where == "class":
             sessions = sessionmaker(engine, class_=Tenants)
@@ -437,7 +451,9 @@ class TestTheAsyncSessionOfTheQueue:
 
         assert asyncio.run(read()) == ["seen"]
 
-    def test_has_its_options_and_never_expires(self, engine: Engine) -> None:
+    def test_the_async_session_of_a_queue_has_its_options_and_never_expires(
+        self, engine: Engine
+    ) -> None:
         clone = engine.execution_options(tenant=7)
         queue = PgQueue(
             sessionmaker(clone, autoflush=False, twophase=True, autobegin=False, info={"n": 7})
@@ -456,7 +472,9 @@ class TestTheAsyncSessionOfTheQueue:
         assert asyncio.run(look()) == [[[]], "kept", 7, 7]
         assert words(engine) == ["kept"]
 
-    def test_is_in_one_transaction_whatever_it_chooses(self, engine: Engine) -> None:
+    def test_the_async_session_of_a_queue_is_in_one_transaction_whatever_it_chooses(
+        self, engine: Engine
+    ) -> None:
         CHOICE["engine"] = engine
         queue = PgQueue(sessionmaker(engine, class_=Chosen, binds={Base: engine}))
 
@@ -470,7 +488,7 @@ class TestTheAsyncSessionOfTheQueue:
             asyncio.run(write())
         assert words(engine) == []
 
-    def test_blocks_no_event_loop_for_another_database(
+    def test_the_async_session_of_a_queue_blocks_no_event_loop_for_another_database(
         self, engine: Engine, empty_database_url: str
     ) -> None:
         elsewhere = create_engine(empty_database_url)
@@ -511,7 +529,9 @@ class TestTheIsolationOfTheApplication:
             ("psycopg2", "SERIALIZABLE"),
         ],
     )
-    def test_is_that_of_handlers(self, engine: Engine, made: str, level: str) -> None:
+    def test_handlers_have_the_isolation_of_the_application(
+        self, engine: Engine, made: str, level: str
+    ) -> None:
         own = of_level(engine, level, made)
         queue = PgQueue(own)
         found: list[str] = []
@@ -535,7 +555,7 @@ class TestTheIsolationOfTheApplication:
         assert found == [level.lower()] * 4
         own.dispose()
 
-    def test_that_is_autocommit_gives_handlers_a_transaction(self, engine: Engine) -> None:
+    def test_an_engine_in_autocommit_gives_handlers_a_transaction(self, engine: Engine) -> None:
         queue = PgQueue(of_level(engine, "AUTOCOMMIT", "create_engine"))
         found: list[str] = []
 
@@ -605,7 +625,9 @@ class TestATransactionThatCannotBeSerialized:
         with engine.begin() as connection:
             connection.execute(text("UPDATE notes SET is_deleted = NOT is_deleted"))
 
-    def test_at_a_statement_of_its_handler(self, engine: Engine, run: Any) -> None:
+    def test_a_handler_begins_again_when_a_statement_cannot_be_serialized(
+        self, engine: Engine, run: Any
+    ) -> None:
         self.write_first(engine)
 
         def act(session: Session, ctx: JobContext, begun: int) -> None:
@@ -620,7 +642,9 @@ class TestATransactionThatCannotBeSerialized:
             assert session.scalars(select(Job.attempts)).one() == 1
             assert PgQueue(engine).check(session) == []
 
-    def test_at_its_commit(self, engine: Engine, run: Any) -> None:
+    def test_a_handler_begins_again_when_its_commit_cannot_be_serialized(
+        self, engine: Engine, run: Any
+    ) -> None:
         def act(session: Session, ctx: JobContext, begun: int) -> None:
             count = len(session.scalars(select(Note)).all())
             if begun == 1:
@@ -635,7 +659,7 @@ class TestATransactionThatCannotBeSerialized:
     @pytest.mark.parametrize(
         ("max_attempts", "begun"), [(2, [1] * 6), (1, [1])], ids=["again and again", "at once"]
     )
-    def test_again_and_again_fails_in_the_end_and_at_once_where_one_attempt_is_all(
+    def test_a_handler_that_is_never_serialized_fails_in_the_end(
         self, engine: Engine, run: Any, max_attempts: int, begun: list[int]
     ) -> None:
         self.write_first(engine)
@@ -649,7 +673,7 @@ class TestATransactionThatCannotBeSerialized:
         assert words(engine) == ["first"]
 
     @pytest.mark.parametrize("meanwhile", ["cancelled", "stale"])
-    def test_is_not_begun_again_when_its_job_was_cancelled_or_its_lease_has_passed_on(
+    def test_a_handler_is_not_begun_again_when_its_job_was_cancelled_or_its_lease_has_passed_on(
         self, engine: Engine, run: Any, meanwhile: str
     ) -> None:
         def act(session: Session, ctx: JobContext, begun: int) -> None:
@@ -663,7 +687,7 @@ class TestATransactionThatCannotBeSerialized:
         assert run(act, level="SERIALIZABLE") == ({meanwhile: 1}, [1])
         assert words(engine) == []
 
-    def test_because_of_a_deadlock_is_begun_again_at_any_level(
+    def test_a_handler_begins_again_after_a_deadlock_at_any_level(
         self, engine: Engine, run: Any
     ) -> None:
         with Session(engine) as session, session.begin():
@@ -704,7 +728,9 @@ class TestTheServersLimitsOnTransactions:
     @pytest.mark.parametrize(
         "limit", ["idle_in_transaction_session_timeout", "transaction_timeout"]
     )
-    def test_shorter_than_the_timeout(self, engine: Engine, limit: str, kind: str) -> None:
+    def test_limits_of_the_server_shorter_than_the_timeout_end_no_handler(
+        self, engine: Engine, limit: str, kind: str
+    ) -> None:
         with engine.connect() as connection:
             version = connection.scalar(text("SHOW server_version_num"))
             if int(version) < 170000 and limit == "transaction_timeout":
