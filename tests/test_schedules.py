@@ -357,15 +357,16 @@ def test_an_unknown_name_is_told(queue: PgQueue, session: Session, method: str) 
         getattr(queue.schedules, method)(session, "nightly")
 
 
-@pytest.mark.parametrize("name", ["", "a\x00b", "\ud800", "x" * 5000, 7, None], ids=ascii)
 @pytest.mark.parametrize("method", ["pause", "resume", "remove", "trigger", "change"])
 def test_what_is_no_name_is_told_and_leaves_the_transaction_usable(
-    queue: PgQueue, added: None, session: Session, method: str, name: Any
+    queue: PgQueue, added: None, session: Session, method: str
 ) -> None:
-    with pytest.raises(ScheduleNotFound, match="does not exist") as refused:
-        getattr(queue.schedules, method)(session, name)
+    names: list[Any] = ["", "a\x00b", "\ud800", "x" * 5000, 7, None]
+    for name in names:
+        with pytest.raises(ScheduleNotFound, match="does not exist") as refused:
+            getattr(queue.schedules, method)(session, name)
 
-    assert len(str(refused.value)) < 200
+        assert len(str(refused.value)) < 200
     assert [one.name for one in queue.schedules.list(session)] == ["report:7"]
 
 

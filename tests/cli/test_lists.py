@@ -114,33 +114,14 @@ class TestJobs:
         assert "task is given twice" in twice.stderr
         assert "its words are task, queue" in unknown.stderr
 
-    @pytest.mark.parametrize("start", ["0", "1/2", "1/2/x", "10/1/1/1", "9" * 19, "1/2/3/4/5"])
+    @pytest.mark.parametrize("start", ["0", "1/2/x", "10/1/1/1"])
     def test_no_page_begins_at_what_none_has_printed(self, queue: PgQueue, start: str) -> None:
         ended = command(queue, "jobs", "--status", "pending", "--before", start)
 
         assert ended.returncode == 2
         assert f"{start!r} is not the id of a job" in ended.stderr
 
-    @pytest.mark.parametrize(
-        ("words", "found"),
-        [
-            ("--status failed", [1]),
-            ("--status pending", [2, 3]),
-            ("--status failed --status pending", [3, 2, 1]),
-            ("--queue mail", [1]),
-            ("--task add", [3, 2]),
-            ("--tag a", [3]),
-            ("--tag a --status failed", []),
-            ("--after 2", [4, 3]),
-            ("--status blocked", [4]),
-            ("--limit-key bank_[7]", [4]),
-            ("--unique-key k", [3]),
-            ("--batch 1", [3]),
-            ("--older-than 3600", [2]),
-            ("--older-than 3600 --status pending", [2]),
-        ],
-    )
-    def test_jobs_are_filtered(self, queue: PgQueue, words: str, found: list[int]) -> None:
+    def test_jobs_are_filtered(self, queue: PgQueue) -> None:
         queue.tasks["mail.fail"].delay("no")
         Worker(queue, ["mail"]).run_until_empty(timeout=60)
         queue.tasks["add"].delay(1)
@@ -149,10 +130,19 @@ class TestJobs:
             session.execute(text(f"UPDATE pgqueue.jobs SET {AN_HOUR_AGO} WHERE id = 2"))
         queue.tasks["pay"].delay(7)
 
-        given = [word.replace("_", " ") for word in words.split()]
-        assert [job["id"] for job in document(queue, "jobs", *given)["jobs"]] == found
+        def ids(*words: str) -> list[int]:
+            return [job["id"] for job in document(queue, "jobs", *words)["jobs"]]
 
-    @pytest.mark.parametrize("limit", ["-1", "0", "10001", "1e99", "seven"])
+        assert ids("--status", "failed", "--status", "pending") == [3, 2, 1]
+        assert ids("--tag", "a", "--status", "failed") == []
+        assert ids("--queue", "mail") == [1]
+        assert ids("--task", "add") == [3, 2]
+        assert ids("--after", "2") == [4, 3]
+        assert ids("--limit-key", "bank [7]") == [4]
+        assert ids("--unique-key", "k") == ids("--batch", "1") == [3]
+        assert ids("--older-than", "3600", "--status", "pending") == [2]
+
+    @pytest.mark.parametrize("limit", ["0", "10001", "seven"])
     def test_a_limit_that_is_no_number_of_jobs_is_refused(self, queue: PgQueue, limit: str) -> None:
         ended = command(queue, "jobs", "--limit", limit)
 

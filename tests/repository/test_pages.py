@@ -250,8 +250,7 @@ class TestSearches:
         )
         assert (stopped.id, stopped.created_at) == (page.next_start, page.searched_to)
 
-    @pytest.mark.parametrize("since", [None, 80, 31, 25.5])
-    @pytest.mark.parametrize("until", [None, 79.5, 26, 25])
+    @pytest.mark.parametrize(("since", "until"), [(None, 79.5), (80, None), (31, 26), (25.5, 25)])
     def test_searches_begin_and_end_near_the_times_that_are_asked_for(
         self, history: Connection, since: float | None, until: float | None
     ) -> None:
