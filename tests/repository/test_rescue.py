@@ -257,7 +257,3 @@ class TestDeclaringDead:
 
             with engine.connect() as connection:
                 assert [member.id for member in Workers(connection).members()] == [holding.id]
-
-
-def _rescue_nothing(engine: Engine) -> None:
-    assert rescue(engine) == {}

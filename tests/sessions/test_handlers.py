@@ -438,7 +438,6 @@ class TestTheAsyncSessionOfTheQueue:
         assert words(engine) == ["kept"]
 
 
-STRICTER = ("REPEATABLE READ", "SERIALIZABLE")
 LEVEL = text("SELECT current_setting('transaction_isolation')")
 
 
