@@ -103,46 +103,6 @@ class TestByIds:
         assert (first.returncode, first.stdout) == (0, f"{id}: {change}\n")
         assert (second.returncode, second.stdout) == (0, f"{id}: unchanged, because {again}\n")
 
-    def test_a_running_job_is_asked_to_stop(self, queue: PgQueue) -> None:
-        said: list[str] = []
-
-        @queue.task(name="own")
-        def own() -> None:
-            said.append(command(queue, "cancel", "1").stdout)
-
-        own.delay()
-        Worker(queue).run_until_empty(timeout=60)
-
-        assert said == ["1: cancel requested\n"]
-
-    def test_cancel_kill_refuses_a_job_that_runs_in_a_thread(self, queue: PgQueue) -> None:
-        said: list[dict[str, Any]] = []
-
-        @queue.task(name="own")
-        def own() -> None:
-            ended = command(queue, "cancel", "1", "--kill", "--json")
-            said.extend(json.loads(ended.stdout)["jobs"])
-
-        own.delay()
-        assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
-
-        [found] = said
-        assert found["change"] == "refused"
-        assert "cannot be killed" in found["reason"]
-
-    def test_a_job_whose_key_is_taken_stays(self, queue: PgQueue, engine: Engine) -> None:
-        [dead] = failed(queue)
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE pgqueue.jobs SET unique_key = 'k'"))
-        [holder] = waiting(queue, "ada", unique_key="k")
-
-        ended = command(queue, "requeue", str(dead), "--json")
-
-        [found] = json.loads(ended.stdout)["jobs"]
-        assert (ended.returncode, found["change"]) == (1, "key_taken")
-        assert found["reason"] == f"job {holder} of its queue has its unique key"
-        assert statuses(engine)[dead] == JobStatus.FAILED
-
 
 class TestByFilter:
     def test_nobody_is_asked_without_a_terminal(self, queue: PgQueue, engine: Engine) -> None:
@@ -297,15 +257,6 @@ class TestNewArguments:
         assert stored(engine) == [(5, {"to": "ada", "copies": 2})]
         with Session(engine) as session:
             assert session.scalars(select(Job.run_at)).one().year == 2099
-
-    def test_wrong_arguments_are_refused_by_job(self, queue: PgQueue, engine: Engine) -> None:
-        waiting(queue, "ada")
-
-        ended = command(queue, "change", "--task", "send", "--args", '{"copies": "2"}', "--yes")
-
-        assert (ended.returncode, ended.stdout) == (1, "1 refused\n")
-        assert ended.stderr.startswith("1: refused, because task send: argument copies")
-        assert stored(engine) == [(5, {"to": "ada"})]
 
     def test_without_the_app_new_arguments_are_refused(
         self, queue: PgQueue, engine: Engine

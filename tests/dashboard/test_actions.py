@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from broken_shop import Shop
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from visitor import Visitor, words_of
 
 from chaos.interleavings.logical_workers import execute
@@ -193,26 +193,6 @@ class TestAllThatMatch:
         assert eve.post("/actions/requeue", going(begun.text)).status_code == 404
         assert [action.jobs for action in logged(shop)] == [100]
         assert wider.post("/actions/requeue", going(begun.text)).status_code == 200
-
-    def test_a_job_that_another_transaction_has_locked_is_skipped_and_named(
-        self, shop: Shop
-    ) -> None:
-        ids = shop.fail(3)
-        lock = text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE")
-        with shop.engine.begin() as other:
-            other.execute(lock, {"id": ids[1]})
-            ann = Visitor(shop.queue)
-            selected = ann.post("/actions/requeue", {"action": "requeue", "id": ids})
-            alone = ann.post(f"/jobs/{ids[1]}/requeue")
-            all_of_them = ann.post("/actions/requeue", ALL)
-
-        assert alone.status_code == 409
-        assert f"job {ids[1]}: locked, because another transaction" in alone.text
-        assert f"2 jobs requeued, 1 skipped, such as {ids[1]}: locked" in ann.text(
-            selected.headers["Location"]
-        )
-        told = ann.text(all_of_them.headers["Location"])
-        assert f"such as {ids[1]}: locked" in told
 
     def test_a_user_with_a_scope_changes_only_jobs_in_it(self, shop: Shop) -> None:
         shop.fail(2, queue="mail")

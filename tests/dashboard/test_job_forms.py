@@ -180,14 +180,6 @@ class TestEdit:
         assert (jobs(engine)[0].args, jobs(engine)[0].run_at) == (before.args, before.run_at)
         assert actions(engine) == []
 
-    def test_an_argument_of_a_limit_cannot_change(self, queue: PgQueue, engine: Engine) -> None:
-        later(queue, "call", 7)
-
-        response = edited(Visitor(queue), **{"arg.account": "8"})
-
-        assert "counts in a limit by one of these arguments" in words_of(response.text)
-        assert jobs(engine)[0].args == {"account": 7}
-
     def test_a_cancelled_job_is_requeued_with_other_arguments(
         self, queue: PgQueue, engine: Engine
     ) -> None:
