@@ -294,14 +294,16 @@ class TestMonitoringFiles:
                 return set(re.findall(r"^# TYPE (\w+)", answer.read().decode(), re.MULTILINE))
 
     @pytest.mark.parametrize("file", ["alerts.yml", "dashboard.json"])
-    def test_they_ask_only_for_metrics_that_exist(self, known: set[str], file: str) -> None:
+    def test_monitoring_files_ask_only_for_metrics_that_exist(
+        self, known: set[str], file: str
+    ) -> None:
         asked = set(re.findall(r"\bpgqueue_\w+", (DEPLOY / file).read_text()))
         suffixes = ("", "_bucket", "_count", "_sum")
 
         assert asked
         assert asked <= {f"{name}{suffix}" for name in known for suffix in suffixes}
 
-    def test_the_dashboard_is_json_with_a_query_for_each_panel(self) -> None:
+    def test_the_grafana_dashboard_is_json_with_a_query_for_each_panel(self) -> None:
         dashboard = json.loads((DEPLOY / "dashboard.json").read_text())
 
         assert all(panel["targets"] for panel in dashboard["panels"])

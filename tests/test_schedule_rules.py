@@ -269,20 +269,20 @@ class TestCatchUp:
             fired = decide(HOURLY, standing(catch_up=catch_up), NOW)
             assert fired == Firing((NOON,), NOON, NOON + HOUR)
 
-    def test_none_drops_what_is_more_than_a_minute_late(self) -> None:
+    def test_catch_up_none_drops_what_is_more_than_a_minute_late(self) -> None:
         late = NOON + timedelta(seconds=61)
 
         assert decide(HOURLY, standing(3, catch_up=0), late) == Firing((), NOON, NOON + HOUR)
 
-    def test_last_fires_the_last_one(self) -> None:
+    def test_catch_up_last_fires_the_last_tick(self) -> None:
         assert decide(HOURLY, standing(3), NOW) == Firing((NOON,), NOON, NOON + HOUR)
 
-    def test_a_number_fires_so_many_of_the_last_in_their_order(self) -> None:
+    def test_a_number_to_catch_up_fires_so_many_of_the_last_in_their_order(self) -> None:
         fired = decide(HOURLY, standing(5, catch_up=3), NOW)
 
         assert fired == Firing((NOON - 2 * HOUR, NOON - HOUR, NOON), NOON, NOON + HOUR)
 
-    def test_a_number_fires_no_more_than_there_are(self) -> None:
+    def test_a_number_to_catch_up_fires_no_more_than_there_are(self) -> None:
         fired = decide(HOURLY, standing(1, catch_up=9), NOW)
 
         assert fired == Firing((NOON - HOUR, NOON), NOON, NOON + HOUR)
@@ -297,31 +297,31 @@ def test_the_tick_of_the_row_is_fired_also_if_the_zone_has_other_rules_by_now() 
 
 
 class TestOverlap:
-    def test_allow_fires_whatever_runs(self) -> None:
+    def test_overlap_allow_fires_whatever_runs(self) -> None:
         fired = decide(HOURLY, standing(is_running=True), NOW)
 
         assert fired == Firing((NOON,), NOON, NOON + HOUR)
 
-    def test_skip_passes_over_a_tick_whose_predecessor_runs(self) -> None:
+    def test_overlap_skip_passes_over_a_tick_whose_predecessor_runs(self) -> None:
         fired = decide(HOURLY, standing(overlap="skip", is_running=True), NOW)
 
         assert fired == Firing((), NOON, NOON + HOUR)
 
-    def test_skip_fires_one_of_several_missed_ticks(self) -> None:
+    def test_overlap_skip_fires_one_of_several_missed_ticks(self) -> None:
         """The job of the first would run when the second is due."""
         fired = decide(HOURLY, standing(4, catch_up=3, overlap="skip"), NOW)
 
         assert fired == Firing((NOON,), NOON, NOON + HOUR)
 
-    def test_wait_leaves_the_tick_due(self) -> None:
+    def test_overlap_wait_leaves_the_tick_due(self) -> None:
         assert decide(HOURLY, standing(overlap="wait", is_running=True), NOW) is None
 
-    def test_wait_fires_once_for_all_that_have_become_due_meanwhile(self) -> None:
+    def test_overlap_wait_fires_once_for_all_that_have_become_due_meanwhile(self) -> None:
         fired = decide(HOURLY, standing(4, overlap="wait"), NOW)
 
         assert fired == Firing((NOON,), NOON, NOON + HOUR)
 
-    def test_wait_fires_the_first_of_several_and_leaves_the_next_due(self) -> None:
+    def test_overlap_wait_fires_the_first_of_several_and_leaves_the_next_due(self) -> None:
         fired = decide(HOURLY, standing(4, catch_up=3, overlap="wait"), NOW)
 
         assert fired == Firing((NOON - 2 * HOUR,), NOON - 2 * HOUR, NOON - HOUR)
@@ -411,7 +411,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "every", [timedelta(0), timedelta(seconds=0.5), -DAY, 60, 40_000 * DAY]
     )
-    def test_an_interval_has_bounds(self, every: Any) -> None:
+    def test_the_interval_of_a_rule_has_bounds(self, every: Any) -> None:
         with pytest.raises(OptionError, match="one second to 36525 days"):
             checked_rule("", None, every, "UTC")
 

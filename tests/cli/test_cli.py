@@ -129,17 +129,17 @@ class TestWrongApp:
             ("shop:unbound", "no database"),
         ],
     )
-    def test_each_is_said_in_one_line(self, shop: Path, app: str, words: str) -> None:
+    def test_each_wrong_app_is_said_in_one_line(self, shop: Path, app: str, words: str) -> None:
         assert_one_line(pgqueue(shop, "--app", app, "status"), words)
 
-    def test_one_that_enqueues_on_import_is_told_how_to_get_the_tables(
+    def test_an_app_that_enqueues_on_import_is_told_how_to_get_the_tables(
         self, shop: Path, empty_database_url: str
     ) -> None:
         ended = pgqueue(shop, "--app", "hasty:queue", "upgrade", database_url=empty_database_url)
 
         assert_one_line(ended, "`pgqueue --url URL upgrade`", 'under `if __name__ == "__main__":`')
 
-    def test_verbose_shows_where_it_happened(self, shop: Path) -> None:
+    def test_verbose_shows_where_an_app_has_failed(self, shop: Path) -> None:
         ended = pgqueue(shop, "-v", "--app", "exploding:queue", "status")
 
         assert ended.returncode != 0
@@ -156,12 +156,12 @@ class TestWrongApp:
 
 class TestApp:
     @pytest.mark.parametrize("app", ["shop:queue", "shop:nested.jobs", "shop:make_queue", "single"])
-    def test_is_found(self, shop: Path, database_url: str, app: str) -> None:
+    def test_an_app_is_found(self, shop: Path, database_url: str, app: str) -> None:
         ended = pgqueue(shop, "--app", app, "status", database_url=database_url)
 
         assert (ended.returncode, ended.stderr) == (0, "")
 
-    def test_may_be_named_after_the_command_and_by_a_variable(
+    def test_an_app_may_be_named_after_the_command_and_by_a_variable(
         self, shop: Path, database_url: str
     ) -> None:
         after = pgqueue(shop, "status", "--app", "shop:queue", database_url=database_url)
@@ -169,14 +169,14 @@ class TestApp:
 
         assert (after.returncode, by_variable.returncode) == (0, 0)
 
-    def test_unbound_takes_the_database_of_the_variable(
+    def test_an_unbound_app_takes_the_database_of_the_variable(
         self, shop: Path, database_url: str
     ) -> None:
         ended = pgqueue(shop, "--app", "shop:unbound", "status", PGQUEUE_URL=database_url)
 
         assert ended.returncode == 0
 
-    def test_keeps_its_own_database_whatever_the_variable_says(
+    def test_an_app_keeps_its_own_database_whatever_the_variable_says(
         self, shop: Path, database_url: str
     ) -> None:
         elsewhere = "postgresql://nobody@127.0.0.1:1/nowhere"
@@ -199,7 +199,7 @@ class TestWrongUrl:
             ("postgresql://me@127.0.0.1:1/shop", "No connection"),
         ],
     )
-    def test_is_said_in_one_line(self, shop: Path, url: str, words: str) -> None:
+    def test_a_wrong_url_is_said_in_one_line(self, shop: Path, url: str, words: str) -> None:
         assert_one_line(pgqueue(shop, "--url", url, "status"), words)
 
     def test_a_missing_url_is_asked_for(self, shop: Path) -> None:
@@ -225,7 +225,7 @@ class TestWrongOptions:
             ["revision", "no/such/directory"],
         ],
     )
-    def test_are_said_in_one_line(self, engine: Engine, arguments: list[str]) -> None:
+    def test_wrong_options_are_said_in_one_line(self, engine: Engine, arguments: list[str]) -> None:
         queue = PgQueue(engine)
         queue.task(name="add")(lambda: None)
 
@@ -249,7 +249,7 @@ class TestWorker:
             results = session.scalars(select(Job.result).order_by(Job.id)).all()
             assert results == [2 * n for n in range(20)]
 
-    def test_ends_at_its_start_when_a_mapper_cannot_be_configured(
+    def test_a_worker_ends_at_its_start_when_a_mapper_cannot_be_configured(
         self, shop: Path, engine: Engine, database_url: str
     ) -> None:
         enqueue(engine, shop, "add", (1, 2))
@@ -266,7 +266,9 @@ class TestWorker:
             assert session.scalars(select(Job.attempts)).all() == [0]
 
     @pytest.mark.journey
-    def test_tells_once_that_it_waits_and_for_what(self, shop: Path, database_url: str) -> None:
+    def test_a_worker_tells_once_that_it_waits_and_for_what(
+        self, shop: Path, database_url: str
+    ) -> None:
         url = make_url(database_url).set(database="nowhere")
         waits: list[str] = []
 
@@ -280,7 +282,7 @@ class TestWorker:
         assert [" WARNING " in line for line in waits] == [True, False, False, False]
         assert 'database "nowhere" does not exist' in waits[0]
 
-    def test_serves_only_the_queues_it_is_told(
+    def test_a_worker_serves_only_the_queues_it_is_told(
         self, shop: Path, engine: Engine, database_url: str
     ) -> None:
         enqueue(engine, shop, "add", (1, 2))
@@ -292,7 +294,7 @@ class TestWorker:
 
         assert ended.stdout == "nothing to do\n"
 
-    def test_serves_queues_by_weights_and_lets_jobs_age(
+    def test_a_worker_serves_queues_by_weights_and_lets_jobs_age(
         self, shop: Path, engine: Engine, database_url: str
     ) -> None:
         enqueue(engine, shop, "add", (1, 2))
@@ -306,7 +308,7 @@ class TestWorker:
         assert ended.stdout == "1 succeeded\n"
 
     @pytest.mark.journey
-    def test_ends_with_0_after_sigterm_and_loses_nothing(
+    def test_a_worker_ends_with_0_after_sigterm_and_loses_nothing(
         self, shop: Path, queue: PgQueue, engine: Engine, database_url: str
     ) -> None:
         gate = shop / "gate"
@@ -336,7 +338,7 @@ class TestWorker:
         ],
     )
     @pytest.mark.journey
-    def test_ends_soon_although_a_handler_does_not_and_gives_its_job_back(
+    def test_a_worker_ends_soon_although_a_handler_does_not_and_gives_its_job_back(
         self,
         shop: Path,
         queue: PgQueue,

@@ -220,7 +220,7 @@ class TestCompletion:
             ("pgqueue --app exploding:queue requeue --task ", set()),
         ],
     )
-    def test_names_are_offered_and_nothing_else_is_printed(
+    def test_completion_offers_names_and_prints_nothing_else(
         self, shop: Path, line: str, offered: set[str]
     ) -> None:
         words = line.split()

@@ -63,7 +63,7 @@ def warning(subject: str, found: Iterator[Finding]) -> str:
 
 
 class TestJobsThatDoNotRun:
-    def test_where_all_run_each_check_says_so(self, queue: PgQueue) -> None:
+    def test_where_all_jobs_run_each_check_says_so(self, queue: PgQueue) -> None:
         found = findings(queue)
 
         sound = ("schema", "invariants", "tasks", "retention", "arguments", "workers")
@@ -80,7 +80,7 @@ class TestJobsThatDoNotRun:
             ("limits", "1 job waits: no worker has declared limit bank"),
         ],
     )
-    def test_each_reason_is_told(
+    def test_each_reason_why_jobs_do_not_run_is_told(
         self, queue: PgQueue, engine: Engine, subject: str, words: str
     ) -> None:
         other = PgQueue(engine)
@@ -189,7 +189,7 @@ class TestTables:
         assert "column tags of pgqueue.jobs is missing" in wrong
         assert "table pgqueue.deploys is missing" in wrong
 
-    def test_those_without_autovacuum_are_named(self, queue: PgQueue, engine: Engine) -> None:
+    def test_tables_without_autovacuum_are_named(self, queue: PgQueue, engine: Engine) -> None:
         with engine.begin() as connection:
             off = "ALTER TABLE pgqueue.leases SET (autovacuum_enabled = 'no')"
             connection.execute(text(off))
@@ -220,7 +220,9 @@ class TestTables:
 
 
 class TestSessions:
-    def test_the_one_with_an_old_snapshot_is_named(self, engine: Engine, session: Session) -> None:
+    def test_a_session_with_an_old_snapshot_is_named(
+        self, engine: Engine, session: Session
+    ) -> None:
         reports = create_engine(engine.url, connect_args={"application_name": "monthly report"})
         with reports.connect() as connection:
             connection.execution_options(isolation_level="REPEATABLE READ")
@@ -273,7 +275,7 @@ class TestSettings:
             ),
         ],
     )
-    def test_those_that_lose_or_refuse_jobs_are_wrong(
+    def test_settings_that_lose_or_refuse_jobs_are_wrong(
         self, engine: Engine, name: str, setting: str, subject: str, words: str
     ) -> None:
         with engine.begin() as connection:

@@ -190,7 +190,9 @@ class TestShow:
 
 
 class TestEnqueue:
-    def test_the_options_replace_those_of_the_task(self, queue: PgQueue, engine: Engine) -> None:
+    def test_the_options_of_an_enqueue_replace_those_of_the_task(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
         options = ("--priority", "0", "--delay", "60", "--unique-key", "k", "--json")
 
         ended = command(queue, "enqueue", "post", "--args", '{"to": "ada"}', *options)

@@ -92,7 +92,7 @@ class TestCommand:
         assert (job["task"], job["outcome"], job["meta"]) == ("shop.add", "succeeded", {})
         assert 0 < job["ran"] < PATIENCE
 
-    def test_the_root_handler_of_an_application_replaces_it(
+    def test_the_root_handler_of_an_application_replaces_that_of_the_command(
         self, shop: Path, engine: Engine, database_url: str
     ) -> None:
         enqueue(engine, shop, "add", (1, 2))

@@ -75,7 +75,7 @@ def test_an_empty_list_says_so(engine: Engine, words: str, key: str, said: str) 
 
 
 class TestJobs:
-    def test_the_newest_are_first_and_paged(self, queue: PgQueue) -> None:
+    def test_the_newest_jobs_are_first_and_paged(self, queue: PgQueue) -> None:
         ids = [queue.tasks["add"].delay(n).id for n in range(5)]
 
         first = document(queue, "jobs", "--limit", "2")
@@ -86,7 +86,7 @@ class TestJobs:
         assert ([job["id"] for job in rest["jobs"]], rest["next_before"]) == (ids[2::-1], None)
         assert plain.stderr == f"There are older ones: add --before {ids[3]}\n"
 
-    def test_waiting_ones_are_in_the_order_in_which_they_start(self, queue: PgQueue) -> None:
+    def test_waiting_jobs_are_in_the_order_in_which_they_start(self, queue: PgQueue) -> None:
         add = queue.tasks["add"]
         ids = [add.options(priority=priority).delay(1).id for priority in (5, 5, 9, 0)]
         words = ("jobs", "--status", "pending")
@@ -114,33 +114,14 @@ class TestJobs:
         assert "task is given twice" in twice.stderr
         assert "its words are task, queue" in unknown.stderr
 
-    @pytest.mark.parametrize("start", ["0", "1/2", "1/2/x", "10/1/1/1", "9" * 19, "1/2/3/4/5"])
+    @pytest.mark.parametrize("start", ["0", "1/2/x", "10/1/1/1"])
     def test_no_page_begins_at_what_none_has_printed(self, queue: PgQueue, start: str) -> None:
         ended = command(queue, "jobs", "--status", "pending", "--before", start)
 
         assert ended.returncode == 2
         assert f"{start!r} is not the id of a job" in ended.stderr
 
-    @pytest.mark.parametrize(
-        ("words", "found"),
-        [
-            ("--status failed", [1]),
-            ("--status pending", [2, 3]),
-            ("--status failed --status pending", [3, 2, 1]),
-            ("--queue mail", [1]),
-            ("--task add", [3, 2]),
-            ("--tag a", [3]),
-            ("--tag a --status failed", []),
-            ("--after 2", [4, 3]),
-            ("--status blocked", [4]),
-            ("--limit-key bank_[7]", [4]),
-            ("--unique-key k", [3]),
-            ("--batch 1", [3]),
-            ("--older-than 3600", [2]),
-            ("--older-than 3600 --status pending", [2]),
-        ],
-    )
-    def test_they_are_filtered(self, queue: PgQueue, words: str, found: list[int]) -> None:
+    def test_jobs_are_filtered(self, queue: PgQueue) -> None:
         queue.tasks["mail.fail"].delay("no")
         Worker(queue, ["mail"]).run_until_empty(timeout=60)
         queue.tasks["add"].delay(1)
@@ -149,17 +130,26 @@ class TestJobs:
             session.execute(text(f"UPDATE pgqueue.jobs SET {AN_HOUR_AGO} WHERE id = 2"))
         queue.tasks["pay"].delay(7)
 
-        given = [word.replace("_", " ") for word in words.split()]
-        assert [job["id"] for job in document(queue, "jobs", *given)["jobs"]] == found
+        def ids(*words: str) -> list[int]:
+            return [job["id"] for job in document(queue, "jobs", *words)["jobs"]]
 
-    @pytest.mark.parametrize("limit", ["-1", "0", "10001", "1e99", "seven"])
+        assert ids("--status", "failed", "--status", "pending") == [3, 2, 1]
+        assert ids("--tag", "a", "--status", "failed") == []
+        assert ids("--queue", "mail") == [1]
+        assert ids("--task", "add") == [3, 2]
+        assert ids("--after", "2") == [4, 3]
+        assert ids("--limit-key", "bank [7]") == [4]
+        assert ids("--unique-key", "k") == ids("--batch", "1") == [3]
+        assert ids("--older-than", "3600", "--status", "pending") == [2]
+
+    @pytest.mark.parametrize("limit", ["0", "10001", "seven"])
     def test_a_limit_that_is_no_number_of_jobs_is_refused(self, queue: PgQueue, limit: str) -> None:
         ended = command(queue, "jobs", "--limit", limit)
 
         assert_one_line(ended, "Invalid value for '--limit'", limit)
         assert (ended.returncode, ended.stdout) == (2, "")
 
-    def test_a_line_has_the_first_line_of_the_last_error(self, queue: PgQueue) -> None:
+    def test_a_job_has_the_first_line_of_its_last_error(self, queue: PgQueue) -> None:
         queue.tasks["mail.fail"].delay("not at all\nsecond line")
         Worker(queue, ["mail"]).run_until_empty(timeout=60)
 
@@ -364,7 +354,7 @@ class TestSchedules:
             queue.schedules.add(session, add, every=timedelta(hours=1), name="hourly", args=(3,))
             queue.schedules.pause(session, "hourly")
 
-    def test_each_has_three_runs_in_its_zone_and_in_utc(self, queue: PgQueue) -> None:
+    def test_each_schedule_has_three_runs_in_its_zone_and_in_utc(self, queue: PgQueue) -> None:
         hourly, night = document(queue, "schedules")["schedules"]
         _, *told = lines(queue, "schedules")
 
@@ -487,7 +477,7 @@ class TestFailures:
         assert refused.returncode == 2
         assert f"'{error}' is not an error of `pgqueue failures`" in refused.stderr
 
-    def test_they_are_filtered_by_task_and_time(self, queue: PgQueue, engine: Engine) -> None:
+    def test_failures_are_filtered_by_task_and_time(self, queue: PgQueue, engine: Engine) -> None:
         queue.tasks["mail.fail"].delay("no")
         Worker(queue).run_until_empty(timeout=60)
 

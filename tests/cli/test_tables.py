@@ -31,7 +31,7 @@ def queue(engine: Engine) -> PgQueue:
 
 
 class TestUpgrade:
-    def test_the_tables_are_created_and_it_may_be_repeated(self, empty_engine: Engine) -> None:
+    def test_upgrade_creates_the_tables_and_may_be_repeated(self, empty_engine: Engine) -> None:
         queue = PgQueue(empty_engine)
 
         ended = [command(queue, name) for name in ("upgrade", "upgrade", "status")]
@@ -40,7 +40,7 @@ class TestUpgrade:
         assert f"version {SCHEMA_VERSION}" in ended[0].stdout
 
     @pytest.mark.parametrize("words", ["status", "jobs 1", "requeue 1", "prune", "grant"])
-    def test_missing_tables_ask_for_it(self, empty_engine: Engine, words: str) -> None:
+    def test_missing_tables_ask_for_an_upgrade(self, empty_engine: Engine, words: str) -> None:
         ended = command(PgQueue(empty_engine), *words.split())
 
         assert_one_line(ended, "upgrade`")
@@ -48,7 +48,7 @@ class TestUpgrade:
 
 
 class TestRevision:
-    def test_it_is_written_into_the_history_of_the_host(self, tmp_path: Path) -> None:
+    def test_a_revision_is_written_into_the_history_of_the_host(self, tmp_path: Path) -> None:
         alembic = [sys.executable, "-m", "alembic", "init", "migrations"]
         subprocess.run(alembic, cwd=tmp_path, check=True, capture_output=True)
 
@@ -58,12 +58,14 @@ class TestRevision:
         assert ended.returncode == 0
         assert f"pgqueue.schema.upgrade(to={SCHEMA_VERSION}" in written.read_text()
 
-    def test_it_needs_a_history(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_revision_needs_a_history(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
 
         assert_one_line(command(PgQueue(), "revision"), "alembic.ini")
 
-    def test_it_is_never_written_into_the_history_of_pgqueue_itself(self) -> None:
+    def test_a_revision_is_never_written_into_the_history_of_pgqueue_itself(self) -> None:
         versions = ROOT / "alembic" / "versions"
         before = sorted(versions.glob("*.py"))
 
@@ -124,7 +126,7 @@ class TestRights:
         assert (revoked.returncode, revoked.stdout) == (0, "Revoked.\n")
         assert_one_line(command(of_role, "jobs"), "permission denied")
 
-    def test_printed_statements_do_the_same(
+    def test_printed_statements_grant_the_same_rights(
         self, engine: Engine, role: str, of_role: PgQueue
     ) -> None:
         printed = command(PgQueue(), "grant", "--worker", role, "--sql").stdout
@@ -141,7 +143,7 @@ class TestRights:
 
 
 class TestPrune:
-    def test_a_dry_run_counts_what_the_next_run_deletes(
+    def test_a_dry_run_of_prune_counts_what_the_next_run_deletes(
         self, queue: PgQueue, engine: Engine
     ) -> None:
         with engine.begin() as connection:
@@ -159,7 +161,7 @@ class TestPrune:
         assert prune("--dry-run") == "No job to delete.\n"
         assert json.loads(prune("--json")) == {"deleted": 0, "refused": []}
 
-    def test_a_job_that_stays_is_named(self, queue: PgQueue, engine: Engine) -> None:
+    def test_a_job_that_prune_leaves_is_named(self, queue: PgQueue, engine: Engine) -> None:
         key = "bigint PRIMARY KEY REFERENCES pgqueue.jobs ON DELETE CASCADE"
         with engine.begin() as connection:
             connection.execute(text(OLD))

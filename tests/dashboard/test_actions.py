@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from broken_shop import Shop
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from visitor import Visitor, words_of
 
 from chaos.interleavings.logical_workers import execute
@@ -36,21 +36,8 @@ def logged(shop: Shop) -> list[LogEntry]:
         return OperatorActions(session).newest(limit=99)
 
 
-def refuse_rows(engine: Engine, event: str = "INSERT") -> None:
-    execute(
-        engine,
-        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN RAISE EXCEPTION 'the log is closed'; END $$",
-    )
-    execute(
-        engine,
-        f"CREATE TRIGGER refuse BEFORE {event} ON pgqueue.operator_actions"
-        " FOR EACH ROW EXECUTE FUNCTION public.refuse()",
-    )
-
-
 class TestSelected:
-    def test_they_are_changed_and_logged(self, shop: Shop) -> None:
+    def test_selected_jobs_are_changed_and_logged(self, shop: Shop) -> None:
         first, second, third = shop.fail(3)
 
         fields = {"action": "requeue", "id": [third, first], "reason": "mended"}
@@ -67,7 +54,7 @@ class TestSelected:
         assert (action.target, action.jobs) == ({"jobs": [first, third]}, 2)
         assert action.finished_at is not None
 
-    def test_what_is_left_as_it_is_is_told_and_logged(self, shop: Shop) -> None:
+    def test_a_selected_job_that_is_left_is_told_and_logged(self, shop: Shop) -> None:
         [failed] = shop.fail()
         [waiting] = shop.enqueue()
         ann = Visitor(shop.queue)
@@ -84,7 +71,9 @@ class TestSelected:
     @pytest.mark.parametrize(
         ("right", "action"), [("requeue", "cancel"), ("cancel", "requeue"), ("requeue", "drop")]
     )
-    def test_each_needs_its_own_right(self, shop: Shop, right: str, action: str) -> None:
+    def test_each_action_on_selected_jobs_needs_its_own_right(
+        self, shop: Shop, right: str, action: str
+    ) -> None:
         [id] = shop.fail()
         visitor = Visitor(shop.queue, rights={"view", right})
 
@@ -92,15 +81,6 @@ class TestSelected:
 
         assert response.status_code == 400
         assert shop.statuses() == {id: JobStatus.FAILED}
-
-    def test_a_job_that_the_user_may_not_see_is_not_found(self, shop: Shop) -> None:
-        [own], [other] = shop.fail(queue="mail"), shop.fail(queue="other")
-        visitor = Visitor(shop.queue, queues={"mail"})
-
-        response = visitor.post("/actions/requeue", {"action": "requeue", "id": [own, other]})
-
-        assert response.status_code == 404
-        assert set(shop.statuses().values()) == {JobStatus.FAILED}
 
 
 class TestAllThatMatch:
@@ -135,7 +115,7 @@ class TestAllThatMatch:
 
         assert "Requeue 2+ jobs?" in Visitor(shop.queue).text(f"/actions/preview?q={FAILED}")
 
-    def test_all_are_changed_and_the_log_says_so(self, shop: Shop) -> None:
+    def test_all_that_match_are_changed_and_the_log_says_so(self, shop: Shop) -> None:
         shop.fail(150)
         shop.enqueue()
         ann = Visitor(shop.queue)
@@ -197,7 +177,7 @@ class TestAllThatMatch:
         ]
 
     @pytest.mark.parametrize("scope", [{"queues": {"sms"}}, {"tags": {"for-ada"}}], ids=str)
-    def test_it_is_not_continued_by_a_user_whose_scope_has_become_another(
+    def test_an_action_is_not_continued_by_another_user_with_a_scope_nor_with_another_scope(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch, scope: Any
     ) -> None:
         monkeypatch.setattr(actions, "LONGEST_WORK", 0)
@@ -207,30 +187,12 @@ class TestAllThatMatch:
 
         refused = Visitor(shop.queue, **scope).post("/actions/requeue", going(begun.text))
         wider = Visitor(shop.queue, queues={"mail", "sms"})
+        eve = Visitor(shop.queue, user="eve", queues={"mail"})
 
         assert refused.status_code == 403
+        assert eve.post("/actions/requeue", going(begun.text)).status_code == 404
         assert [action.jobs for action in logged(shop)] == [100]
         assert wider.post("/actions/requeue", going(begun.text)).status_code == 200
-
-    def test_a_job_that_another_transaction_has_locked_is_skipped_and_named(
-        self, shop: Shop
-    ) -> None:
-        ids = shop.fail(3)
-        lock = text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE")
-        with shop.engine.begin() as other:
-            other.execute(lock, {"id": ids[1]})
-            ann = Visitor(shop.queue)
-            selected = ann.post("/actions/requeue", {"action": "requeue", "id": ids})
-            alone = ann.post(f"/jobs/{ids[1]}/requeue")
-            all_of_them = ann.post("/actions/requeue", ALL)
-
-        assert alone.status_code == 409
-        assert f"job {ids[1]}: locked, because another transaction" in alone.text
-        assert f"2 jobs requeued, 1 skipped, such as {ids[1]}: locked" in ann.text(
-            selected.headers["Location"]
-        )
-        told = ann.text(all_of_them.headers["Location"])
-        assert f"such as {ids[1]}: locked" in told
 
     def test_a_user_with_a_scope_changes_only_jobs_in_it(self, shop: Shop) -> None:
         shop.fail(2, queue="mail")
@@ -243,20 +205,6 @@ class TestAllThatMatch:
         assert "Requeue 2 jobs?" in shown
         assert [action.jobs for action in logged(shop)] == [2]
         assert shop.statuses()[other] is JobStatus.FAILED
-
-    def test_a_user_with_a_scope_does_not_go_on_with_an_action_of_another(
-        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(actions, "LONGEST_WORK", 0)
-        monkeypatch.setattr(engine, "PORTION", 100)
-        shop.fail(150)
-        Visitor(shop.queue).post("/actions/requeue", ALL)
-        eve = Visitor(shop.queue, user="eve", queues={"default"})
-
-        response = eve.post("/actions/requeue", {"go_on": 1})
-
-        assert response.status_code == 404
-        assert [action.jobs for action in logged(shop)] == [100]
 
     def test_who_goes_on_with_an_action_of_another_is_in_the_log_once(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
@@ -321,20 +269,6 @@ class TestAllThatMatch:
         page = Visitor(shop.queue).text("/actions/preview?q=task:send arg.to:ada")
 
         assert "Requeue 1 job?" in page
-
-
-@pytest.mark.parametrize("fields", [ALL, {"action": "requeue", "id": 1}])
-@pytest.mark.parametrize("event", ["INSERT", "UPDATE"])
-def test_nothing_is_changed_if_the_log_cannot_be_written(
-    shop: Shop, fields: dict[str, Any], event: str
-) -> None:
-    [id] = shop.fail()
-    refuse_rows(shop.engine, event)
-
-    response = Visitor(shop.queue).post("/actions/requeue", fields)
-
-    assert (response.status_code, "the log is closed" in response.text) == (503, True)
-    assert shop.statuses() == {id: JobStatus.FAILED}
 
 
 def test_waiting_jobs_are_cancelled_and_made_due(shop: Shop) -> None:

@@ -76,11 +76,3 @@ def test_its_jobs_are_cancelled_after_a_preview(queue: PgQueue) -> None:
 
     assert "Cancel 3 jobs?" in visitor.text(unescape(address))
     assert "Cancel its jobs" not in Visitor(queue, {"view"}).text(f"/batches/{id}")
-
-
-def test_who_may_not_see_all_jobs_sees_no_batch(queue: PgQueue) -> None:
-    id, visitor = batch(queue), Visitor(queue, queues={"mail"})
-
-    assert "import" not in visitor.text("/batches")
-    assert visitor.get(f"/batches/{id}").status_code == 404
-    assert Visitor(queue).get("/batches/4711").status_code == 404

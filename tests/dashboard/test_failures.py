@@ -237,23 +237,6 @@ class TestScope:
         assert "send 2 " in words_of(pages[0])
         assert "Try one: job" not in words_of(pages[2])
 
-    def test_a_user_sees_the_jobs_with_the_own_tag_only(self, shop: Shop) -> None:
-        shop.fail(to="own-marker")
-        shop.fail(to="foreign-marker")
-        visitor = Visitor(shop.queue, RIGHTS, tags={"for-own-marker"})
-
-        pages = [visitor.get(address).text for address in ("/failures", page_of(shop))]
-
-        assert all("own-marker" in page for page in pages)
-        assert not [page for page in pages if "foreign-marker" in page]
-
-    def test_an_error_without_jobs_of_the_user_is_not_there(self, shop: Shop) -> None:
-        shop.fail(queue="other")
-        visitor = Visitor(shop.queue, RIGHTS, queues={"mail"})
-
-        assert "ConnectionError" not in visitor.text("/failures?span=all")
-        assert visitor.get(page_of(shop)).status_code == 404
-
     def test_only_the_own_jobs_are_tried(self, shop: Shop) -> None:
         shop.fail(queue="other")
         visitor = Visitor(shop.queue, RIGHTS, queues={"mail"})
@@ -262,12 +245,3 @@ class TestScope:
 
         assert response.status_code == 409
         assert set(shop.statuses().values()) == {JobStatus.FAILED}
-
-    def test_an_error_is_not_muted_for_the_others(self, shop: Shop) -> None:
-        shop.fail(queue="mail")
-        visitor = Visitor(shop.queue, RIGHTS, queues={"mail"})
-
-        response = visitor.post(f"/failures/{shop.fingerprint}/mute", {"task": "send"})
-
-        assert response.status_code == 403
-        assert muted_until(shop) == [None]

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -353,21 +352,6 @@ def test_a_kill_of_a_handler_in_a_thread_is_refused(
     assert "/jobs/2/kill" not in Visitor(queue).get("/jobs/2").text
     assert Visitor(queue).post("/jobs/2/kill").status_code == 409
     assert job(engine, 2).cancel_requested_at is None
-
-
-@pytest.mark.parametrize("limits", [{"queues": ["other"]}, {"tags": ["gold"]}])
-def test_a_job_outside_the_scope_of_a_user_does_not_exist(
-    queue: PgQueue, engine: Engine, limits: dict[str, Any]
-) -> None:
-    cancelled(queue)
-    visitor = Visitor(queue, **limits)
-
-    assert [visitor.get(one).status_code for one in ("/jobs/1", "/jobs/1/edit")] == [404, 404]
-    posts = ("requeue", "cancel", "kill", "run-now", "change")
-    assert {visitor.post(f"/jobs/1/{one}").status_code for one in posts} == {404}
-    assert visitor.get("/tasks/stop/enqueue?copy=1").status_code == 404
-    assert "stop" not in visitor.text("/live")
-    assert job(engine, 1).status == "cancelled"
 
 
 def test_live_has_the_newest_jobs_first(queue: PgQueue) -> None:

@@ -5,7 +5,6 @@ import re
 from datetime import timedelta
 from html import unescape
 from io import StringIO
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
@@ -145,24 +144,6 @@ def test_arguments_need_a_right(queue: PgQueue) -> None:
         assert "4711" not in visitor.get(address).text
     for address in ("/jobs?q=arg.order_id:4711", "/jobs.csv?q=arg.order_id:4711"):
         assert visitor.get(address).status_code == 403
-
-
-@pytest.mark.parametrize("scope", [{"queues": {"mail"}}, {"tags": {"vip"}}])
-def test_a_user_of_some_jobs_sees_no_other(queue: PgQueue, scope: dict[str, Any]) -> None:
-    queue.tasks["send"].options(tags=["vip"]).delay(7)
-    for _ in range(2):
-        queue.tasks["bill"].delay(8)
-    queue.tasks["fail"].options(queue="secret-tenant").delay("secret words")
-    Worker(queue, ["secret-tenant"]).run_until_empty(timeout=60)
-    visitor = Visitor(queue, **scope)
-
-    assert "No job fits." in visitor.text("/jobs?q=queue:secret-tenant")
-    for address in ("/jobs", "/jobs?q=status:failed", "/jobs.csv"):
-        response = visitor.get(address)
-        assert "secret-tenant" not in response.text
-        assert "secret words" not in response.text
-    assert "Failed 0" in visitor.text("/jobs")
-    assert "send" in visitor.text("/jobs")
 
 
 def test_a_spreadsheet_takes_no_cell_for_a_formula(queue: PgQueue) -> None:

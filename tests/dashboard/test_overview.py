@@ -3,9 +3,7 @@
 import re
 import time
 import uuid
-from datetime import timedelta
 from html import escape, unescape
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -193,25 +191,6 @@ def test_the_figures_are_those_of_the_last_hour(served: PgQueue, engine: Engine)
     assert "Done in an hour 150 +50 % to the hour before" in words
     assert "Failures in an hour 7" in words
     assert "send 157 7" in words
-
-
-@pytest.mark.parametrize("scope", [{"queues": {"mail"}}, {"tags": {"vip"}}])
-def test_a_user_of_some_jobs_reads_nothing_of_others(
-    queue: PgQueue, engine: Engine, scope: Any
-) -> None:
-    fail(engine, queue)
-    execute(engine, "UPDATE pgqueue.dead_letters SET queue = 'secret-tenant'")
-    queue.tasks["bill"].options(delay=timedelta(0)).delay()
-    with queue.session() as session, session.begin():
-        queue.pause(session, "secret-tenant")
-    count(engine)
-
-    for span in ("hour", "day", "week"):
-        html = Visitor(queue, **scope).get(f"/?span={span}").text
-
-        assert "Overview" in html
-        for marker in ("secret-tenant", "bill", "ConnectionError", "Done in an hour"):
-            assert marker not in html
 
 
 def test_a_user_of_some_queues_reads_of_the_failures_in_them(

@@ -64,22 +64,6 @@ def test_a_queue_is_paused_and_resumed_and_both_are_logged(queue: PgQueue, engin
     ]
 
 
-def test_a_user_of_some_queues_sees_and_changes_no_other(queue: PgQueue, engine: Engine) -> None:
-    for task in ("send", "bill"):
-        queue.tasks[task].delay()
-    count(engine)
-    visitor = Visitor(queue, queues={"mail"})
-
-    words = visitor.text("/queues")
-
-    assert "mail 1" in words
-    assert "secret-tenant" not in words
-    assert "Limits" not in words
-    assert visitor.post("/queues/pause", {"queue": "secret-tenant"}).status_code == 404
-    assert visitor.post("/queues/limit", {"limit": "accounts"}).status_code == 403
-    assert stored(engine, QueueSettings) == []
-
-
 def test_a_user_of_some_tags_sees_no_numbers_of_whole_queues(
     queue: PgQueue, engine: Engine
 ) -> None:

@@ -19,12 +19,12 @@ from kiosk import (
     words_in,
     work,
 )
-from sqlalchemy import Engine, create_engine, event, select, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.util import ScopedRegistry
 
-from pgqueue import Job, JobContext, JobStatus, NotBound, Worker
+from pgqueue import JobContext, JobStatus, NotBound, Worker
 from pgqueue.flask import PgQueue
 from pgqueue.testing import run_jobs
 from pgqueue.testing.databases import fresh_database
@@ -115,19 +115,19 @@ def test_rows_of_another_bind_go_to_their_own_database(
     assert words_in(empty_database_url, "records") == ["there"]
 
 
-class Registry:
-    """As an application without Flask-SQLAlchemy has it."""
+class Threads:
+    """A ``db`` of the kind Flask's manual describes: a session for each thread."""
 
     def __init__(self, url: str) -> None:
         self.engine = create_engine(url)
-        self.session = scoped_session(sessionmaker(self.engine))
+        self.session: scoped_session[Session] = scoped_session(sessionmaker(self.engine))
 
 
 def app_with(kind: str, queue: PgQueue, url: str) -> tuple[Flask, Any]:
     if kind == "Flask-SQLAlchemy":
         return kiosk_app(queue, url), db
     app = Flask("other")
-    other: Any = Registry(url)
+    other: Any = Threads(url)
     if kind == "Lite":
         app.config["SQLALCHEMY_ENGINES"] = {"default": url}
         other = Lite(app)
@@ -399,14 +399,6 @@ def test_async_handlers_at_the_same_time_have_sessions_of_their_own(
     assert leftovers() == {}
 
 
-class Threads:
-    """A ``db`` of the kind Flask's manual describes: a session for each thread."""
-
-    def __init__(self, url: str) -> None:
-        self.engine = create_engine(url)
-        self.session: scoped_session[Session] = scoped_session(sessionmaker(self.engine))
-
-
 def test_a_session_scoped_by_threads_is_removed_after_each_job(
     queue: PgQueue, engine: Any, database_url: str
 ) -> None:
@@ -490,45 +482,6 @@ def test_flask_sqlalchemy_lite_is_served_alike(queue: PgQueue, database_url: str
     assert words_in(database_url) == ["ordinary"]
     with app.app_context():
         lite.engine.dispose()
-
-
-def test_listeners_on_db_session_hear_the_sessions_of_jobs(app: Flask, queue: PgQueue) -> None:
-    heard: list[str] = []
-
-    @queue.task(name="write", transactional=True)
-    def write() -> None:
-        db.session.add(Note(word="heard"))
-
-    def hear(session: Session, *_: Any) -> None:
-        heard.extend(note.word for note in session.new if isinstance(note, Note))
-
-    event.listen(db.session, "before_flush", hear)
-    with app.app_context():
-        write.delay()
-        work(app, queue)
-    event.remove(db.session, "before_flush", hear)
-
-    assert heard == ["heard"]
-
-
-def test_a_job_may_enqueue_by_db_session_and_by_delay(
-    app: Flask, queue: PgQueue, database_url: str
-) -> None:
-    @queue.task(name="last")
-    def last() -> None: ...
-
-    @queue.task(name="first", retry=NEVER, transactional=True)
-    def first() -> None:
-        last.enqueue(db.session)
-        last.delay()
-        raise ValueError("takes the first of them along")
-
-    with app.app_context():
-        first.delay()
-        work(app, queue)
-        tasks = db.session.scalars(select(Job.task).order_by(Job.id)).all()
-
-    assert tasks == ["first", "last"]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -245,7 +245,9 @@ class Shop:
 
 
 class TestPlace:
-    def test_it_names_the_functions_of_the_application_from_the_handler_inwards(self) -> None:
+    def test_the_place_names_the_functions_of_the_application_from_the_handler_inwards(
+        self,
+    ) -> None:
         told = raised(lambda: Shop().sell(0))
 
         *_, sell, parse = told.place.split(" > ")
@@ -278,5 +280,5 @@ class TestPlace:
 
         assert len(found) == 3
 
-    def test_an_error_that_was_never_raised_has_none(self) -> None:
+    def test_an_error_that_was_never_raised_has_no_place(self) -> None:
         assert report(TimeoutError("late")).place == ""

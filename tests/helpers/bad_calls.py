@@ -1,15 +1,13 @@
 """What must not be enqueued, what only looks so, and the doors at which each is tried."""
 
-import io
 import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import Any
-from uuid import UUID
 
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -139,22 +137,11 @@ CALLS = [
     Bad("many keys", PayloadError, ("'order'",), (dict.fromkeys(map(str, range(10**5))),)),
     Bad("int keys", ArgumentsError, ("order", "str keys", "convert its keys"), ({1: 1},)),
     unserialisable("Decimal", Decimal(1)),
-    unserialisable("date", date(2024, 1, 1)),
-    unserialisable("datetime", datetime(2024, 1, 1, tzinfo=UTC)),
-    unserialisable("naive datetime without annotation", datetime(2024, 1, 1)),
-    unserialisable("UUID", UUID(int=7)),
     unserialisable("bytes", b"x"),
-    unserialisable("set", {1}),
     unserialisable("tuple", (1,)),
-    unserialisable("generator", (n for n in range(3))),
-    unserialisable("lambda", lambda: None),
-    unserialisable("open file", io.StringIO()),
     unserialisable("lock", threading.Lock()),
-    unserialisable("Enum", Suit.HEARTS),
     unserialisable("class", Point),
-    unserialisable("dataclass without annotation", Point(1)),
     unserialisable("raises when looked at", Hostile()),
-    unserialisable("exception", ValueError("x")),
     Bad("ORM object", ArgumentsError, ("order", "pass its primary key"), (Order(id=1),)),
     Bad("ORM object of ours", ArgumentsError, ("order", "pass its primary key"), (Job(),)),
     Bad(

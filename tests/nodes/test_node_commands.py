@@ -138,14 +138,14 @@ class TestDoctor:
         found = document_of(queue, "doctor", "--nodes", "all", code=code)
         return [(one["level"], one["subject"], one["detail"]) for one in found["findings"]]
 
-    def test_shows_the_numbers(self, queue: PgQueue) -> None:
+    def test_the_doctor_shows_the_numbers_of_nodes(self, queue: PgQueue) -> None:
         one, two, three = (node.name for node in queue.nodes)
 
         assert self.about_nodes(queue) == [
             ("ok", "nodes", f"number and names of those with tables: 1 {one}, 2 {two}, 3 {three}")
         ]
 
-    def test_finds_two_nodes_with_one_number_and_its_remedy_helps(
+    def test_the_doctor_finds_two_nodes_with_one_number_and_its_remedy_helps(
         self, queue: PgQueue, server_url: str
     ) -> None:
         first = queue.nodes[0]
@@ -164,7 +164,7 @@ class TestDoctor:
             assert [level for level, *_ in self.about_nodes(both)] == ["ok"]
             engine.dispose()
 
-    def test_finds_nodes_without_a_number_and_other_versions(
+    def test_the_doctor_finds_nodes_without_a_number_and_other_versions(
         self, queue: PgQueue, node_urls: list[str], server_url: str, template_url: str
     ) -> None:
         with fresh_database(server_url, template_url=template_url) as new:
@@ -183,7 +183,7 @@ class TestDoctor:
         ]
         assert "ids of new jobs do not name the node; run pgqueue upgrade" in found[0][2]
 
-    def test_takes_the_number_of_a_coordinator_for_one(self, database_url: str) -> None:
+    def test_the_doctor_takes_the_number_of_a_coordinator_for_one(self, database_url: str) -> None:
         engine = create_engine(database_url)
         put_citus(engine, 0)
 

@@ -1,7 +1,7 @@
 """Actions on many jobs: portions, interruptions, two processes at once."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import enqueue, enqueue_many, execute, wait_until
@@ -97,7 +98,7 @@ class TestPortions:
         assert found.finished_at is not None
         assert messages(queue) == 205
 
-    def test_another_process_goes_on_where_one_has_stopped(
+    def test_another_process_continues_an_action_where_one_has_stopped(
         self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(engine, "PORTION", 100)
@@ -110,7 +111,7 @@ class TestPortions:
         assert (found.jobs, found.skipped, messages(queue)) == (205, 0, 205)
         assert found.finished_at is not None
 
-    def test_jobs_that_fail_after_it_began_are_left(self, queue: PgQueue) -> None:
+    def test_jobs_that_end_after_an_action_began_are_left(self, queue: PgQueue) -> None:
         cancelled(queue, 2)
         outcome = started(queue, "requeue")
         cancelled(queue, 1)
@@ -347,7 +348,7 @@ class TestPortions:
 
         assert (outcome.counts, outcome.entry.finished_at is None) == ({"locked": 1}, False)
 
-    def test_a_limit_counts_the_jobs_that_were_tried(self, queue: PgQueue) -> None:
+    def test_the_limit_of_an_action_counts_the_jobs_that_were_tried(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 5)
 
         stopped = run(queue, started(queue, "requeue", limit=3))
@@ -373,6 +374,37 @@ class TestPortions:
 
         assert (outcome.changed, outcome.entry.id, told) == (3, None, ["unlogged"])
         assert messages(queue) == 3
+
+
+@pytest.mark.parametrize("event", ["INSERT", "UPDATE"])
+def test_nothing_is_changed_if_the_log_cannot_be_written(queue: PgQueue, event: str) -> None:
+    ids = cancelled(queue, 2)
+    execute(
+        queue.engine,
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'the log is closed'; END $$",
+    )
+    execute(
+        queue.engine,
+        f"CREATE TRIGGER refuse BEFORE {event} ON pgqueue.operator_actions"
+        " FOR EACH ROW EXECUTE FUNCTION public.refuse()",
+    )
+    ada = Operator(queue, "ada")
+    actions: list[Callable[[], object]] = [
+        lambda: ada.requeue(Selection.of(CANCELLED)),
+        lambda: ada.requeue(Selection([ids[0]])),
+    ]
+    if event == "INSERT":
+        actions += [lambda: ada.pause_queue("default"), lambda: ada.pause_task("tests.task")]
+
+    for act in actions:
+        with pytest.raises(DBAPIError, match="the log is closed"):
+            act()
+
+    assert statuses(queue) == [JobStatus.CANCELLED] * 2
+    with queue.session() as session:
+        for table in ("queues", "paused_tasks"):
+            assert session.execute(text(f"TABLE pgqueue.{table}")).all() == []
 
 
 @contextmanager
@@ -504,13 +536,13 @@ class TestActions:
             (JobFilter(), "which jobs[?]"),
         ],
     )
-    def test_it_is_refused_for_jobs_that_it_is_not_for(
+    def test_an_action_is_refused_for_jobs_that_it_is_not_for(
         self, queue: PgQueue, which: JobFilter, words: str
     ) -> None:
         with pytest.raises(OptionError, match=words):
             started(queue, "requeue", which)
 
-    def test_one_job_is_logged_with_what_it_was(self, queue: PgQueue) -> None:
+    def test_an_action_on_one_job_is_logged_with_what_the_job_was(self, queue: PgQueue) -> None:
         [job_id] = enqueue_many(queue.engine, 1)
 
         outcome = started(queue, "change", JobFilter(), [job_id], changes=Changes(priority=9))
@@ -522,7 +554,7 @@ class TestActions:
 
 
 class TestSpread:
-    def test_jobs_are_due_one_after_the_other(self, queue: PgQueue) -> None:
+    def test_jobs_of_a_spread_are_due_one_after_the_other(self, queue: PgQueue) -> None:
         cancelled(queue, 150)
 
         action = run(queue, started(queue, "requeue", spread=150 * MINUTE))
@@ -536,7 +568,7 @@ class TestSpread:
         assert set(apart) == {MINUTE}
         assert times[-1] == action.at + 149 * MINUTE
 
-    def test_those_under_limits_wait_for_their_time_too(self, queue: PgQueue) -> None:
+    def test_jobs_under_limits_wait_for_their_time_in_a_spread_too(self, queue: PgQueue) -> None:
         limited = queue.task(name="limited", limit=Limit(1))(lambda: None)
         with begin(queue) as session:
             limited.enqueue_many(session, [()] * 2)
@@ -551,7 +583,7 @@ class TestSpread:
 
 
 class TestTwoAtOnce:
-    def test_two_processes_double_nothing(
+    def test_two_processes_with_one_action_double_nothing(
         self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(engine, "PORTION", 50)
@@ -576,7 +608,7 @@ class TestTwoAtOnce:
         assert (found.jobs, found.skipped) == (300, 0)
         assert messages(queue) == 300
 
-    def test_a_process_that_is_killed_loses_nothing_and_doubles_nothing(
+    def test_a_process_that_is_killed_in_an_action_loses_nothing_and_doubles_nothing(
         self, queue: PgQueue
     ) -> None:
         ids = cancelled(queue, 100)
@@ -622,7 +654,9 @@ def is_any_waiting(queue: PgQueue) -> bool:
 
 
 class TestPreview:
-    def test_it_counts_shows_some_and_says_what_will_be_skipped(self, queue: PgQueue) -> None:
+    def test_a_preview_counts_shows_some_and_says_what_will_be_skipped(
+        self, queue: PgQueue
+    ) -> None:
         with begin(queue) as session:
             enqueue(session, key="k")
         ids = cancelled(queue, 12)

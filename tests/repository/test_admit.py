@@ -538,7 +538,7 @@ class TestRates:
         assert status_of(engine, jobs[3]) is JobStatus.BLOCKED
         assert violations(engine) == []
 
-    def test_the_step_says_when_the_next_token_comes(self, engine: Engine) -> None:
+    def test_an_admission_says_when_the_next_token_comes(self, engine: Engine) -> None:
         put_some(engine, 3, "api")
 
         with engine.begin() as connection:
@@ -601,7 +601,7 @@ class TestRates:
         assert held(engine, "strict") == [first]
         assert status_of(engine, second) is JobStatus.BLOCKED
 
-    def test_a_capacity_that_is_set_holds_from_the_next_admission_on(
+    def test_a_rate_that_is_set_holds_from_the_next_admission_on(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
         put_some(engine, 9, "api")
@@ -713,7 +713,7 @@ class TestTurns:
 
         assert admit(engine) == 2
 
-    def test_a_retry_waits_for_its_turn_outside(
+    def test_a_retry_waits_for_its_turn_outside_of_its_limit(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
         put_some(engine, 4, "fair 1")
@@ -769,7 +769,7 @@ class TestKeys:
         with engine.begin() as connection:
             return queue.set_limit(connection, "giro", capacity, **{"key": 7, **more})
 
-    def test_holds_for_one_key_and_no_other_until_it_is_reset(self, engine: Engine) -> None:
+    def test_a_capacity_of_a_key_holds_for_no_other_until_it_is_reset(self, engine: Engine) -> None:
         assert self.set_key(engine, 0) == "giro [7]"
         put_some(engine, 3, "giro [7]")
         put_some(engine, 3, "giro [8]")
@@ -782,7 +782,9 @@ class TestKeys:
         assert len(held(engine, "giro [7]")) == 2
 
     @pytest.mark.parametrize(("key", "stored"), [(7, "[7]"), (None, "[null]"), ((1, 2), None)])
-    def test_is_paused_and_resumed(self, engine: Engine, key: Any, stored: str | None) -> None:
+    def test_a_key_is_paused_and_resumed(
+        self, engine: Engine, key: Any, stored: str | None
+    ) -> None:
         queue = PgQueue()
         by = "account" if stored else ("account", "bank")
         queue.task(name="transfer", limit=Limit(2, by=by, name="giro"))(lambda account, bank: None)
@@ -799,13 +801,15 @@ class TestKeys:
             assert queue.resume_key(connection, "giro", key) == name
         assert admit(engine) == 1
 
-    def test_may_be_larger_than_that_of_the_limit(self, engine: Engine) -> None:
+    def test_the_capacity_of_a_key_may_be_larger_than_that_of_the_limit(
+        self, engine: Engine
+    ) -> None:
         self.set_key(engine, 5)
         put_some(engine, 9, "giro [7]")
 
         assert admit(engine) == 5
 
-    def test_is_listed_beside_its_limit(self, engine: Engine) -> None:
+    def test_the_capacity_of_a_key_is_listed_beside_its_limit(self, engine: Engine) -> None:
         self.set_key(engine, 1)
         put_some(engine, 3, "giro [7]")
         put_some(engine, 3, "giro [8]")
@@ -818,7 +822,9 @@ class TestKeys:
 
         assert found == {"giro": (2, 3, 3), "giro [7]": (1, 1, 2)}
 
-    def test_of_a_strict_limit_is_one_whatever_was_set(self, engine: Engine) -> None:
+    def test_the_capacity_of_a_key_of_a_strict_limit_is_one_whatever_was_set(
+        self, engine: Engine
+    ) -> None:
         self.set_key(engine, 5)
         strict = Limit(1, by="account", name="giro", order="strict")
         with engine.begin() as connection:

@@ -137,7 +137,7 @@ def test_jobs_that_have_ended_and_all_jobs_are_refused(engine: Engine) -> None:
 
 
 class TestByKey:
-    def test_the_waiting_job_with_the_key_ends(self, engine: Engine) -> None:
+    def test_a_cancel_by_key_ends_the_waiting_job(self, engine: Engine) -> None:
         other = send.options(unique_key="eight").delay(1)
         job = send.options(unique_key="seven").delay(2)
 
@@ -145,14 +145,16 @@ class TestByKey:
         assert by_key(engine, "seven") == {}
         assert statuses(engine) == {other.id: JobStatus.PENDING, job.id: JobStatus.CANCELLED}
 
-    def test_of_one_queue_or_of_all(self, engine: Engine) -> None:
+    def test_a_cancel_by_key_is_of_one_queue_or_of_all(self, engine: Engine) -> None:
         for name in ("mail", "letters", "parcels"):
             send.options(unique_key="seven", queue=name).delay(1)
 
         assert by_key(engine, "seven", "mail") == {Change.CANCELLED: 1}
         assert by_key(engine, "seven") == {Change.CANCELLED: 2}
 
-    def test_of_a_running_job_asks_it_to_stop(self, engine: Engine, worker: LogicalWorker) -> None:
+    def test_a_cancel_by_key_asks_a_running_job_to_stop(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
         job = enqueue(engine, key="seven")
         worker.claim()
 
@@ -177,12 +179,14 @@ class TestByKey:
         assert statuses(engine)[ended.id] == JobStatus.SUCCEEDED
 
     @pytest.mark.parametrize("option", [{"period": timedelta(days=1)}, {"across": "queues"}])
-    def test_a_key_with_a_prefix_may_be_long(self, engine: Engine, option: Any) -> None:
+    def test_a_cancelled_key_with_a_prefix_may_be_long(self, engine: Engine, option: Any) -> None:
         job = send.options(unique=Unique(key="7" * 512, **option)).delay(1)
 
         assert by_key(engine, str(job.unique_key)) == {Change.CANCELLED: 1}
 
-    def test_and_a_filter_find_a_key_across_queues_as_it_was_given(self, engine: Engine) -> None:
+    def test_a_cancel_and_a_filter_find_a_key_across_queues_as_it_was_given(
+        self, engine: Engine
+    ) -> None:
         across = send.options(unique=Unique(key="seven", across="queues"))
         across.delay(1)
         assert cancel(engine, unique_key="seven") == {Change.CANCELLED: 1}
@@ -191,7 +195,7 @@ class TestByKey:
         assert by_key(engine, "seven") == {Change.CANCELLED: 1}
 
     @pytest.mark.parametrize("key", [7, None, "a\0", "\ud800"])
-    def test_what_is_no_text_is_refused(self, engine: Engine, key: Any) -> None:
+    def test_a_key_to_cancel_that_is_no_text_is_refused(self, engine: Engine, key: Any) -> None:
         with pytest.raises(OptionError, match=r"cancel_by_key: key is .*; give a text"):
             by_key(engine, key)
 

@@ -71,7 +71,9 @@ class TestSkipLocked:
 
 
 class TestAges:
-    def test_each_pair_is_as_old_as_the_first_job_that_may_be_claimed(self, engine: Engine) -> None:
+    def test_each_queue_and_priority_is_as_old_as_the_first_job_that_may_be_claimed(
+        self, engine: Engine
+    ) -> None:
         with engine.begin() as connection:
             first, *_ = enqueue_many(connection, 3, priority=3)
             enqueue(connection, priority=4, delay=timedelta(seconds=100))
@@ -172,7 +174,7 @@ class TestSuspects:
             rescue(engine)
         return ids
 
-    def test_a_claim_takes_one_of_them_with_the_others_that_are_due(
+    def test_a_claim_takes_one_suspect_with_the_others_that_are_due(
         self, engine: Engine, suspects: list[int]
     ) -> None:
         other = enqueue(engine)
@@ -183,7 +185,7 @@ class TestSuspects:
         assert claim.rows[0].crashes == 1
         assert claim.left == 2
 
-    def test_while_one_runs_the_others_are_skipped_and_jobs_of_one_attempt_are_not(
+    def test_while_a_suspect_runs_the_others_are_skipped_and_jobs_of_one_attempt_are_not(
         self, engine: Engine, suspects: list[int]
     ) -> None:
         fragile = enqueue(engine, max_attempts=1)
@@ -236,7 +238,7 @@ STRANGE_ARGUMENTS = {
 
 
 class TestStrangeRows:
-    def test_none_of_them_fails_the_claim_of_the_others(self, engine: Engine) -> None:
+    def test_no_strange_row_fails_the_claim_of_the_others(self, engine: Engine) -> None:
         with workers_at(engine, 2) as [dead, worker]:
             good, expected = plant_strange_rows(engine, dead)
 

@@ -66,7 +66,9 @@ def counts(engine: Engine) -> tuple[int, int]:
 
 
 class TestTransactions:
-    def test_it_flushes_nothing_else_of_the_session(self, session: Session, orders: None) -> None:
+    def test_enqueue_flushes_nothing_else_of_the_session(
+        self, session: Session, orders: None
+    ) -> None:
         order = Order(id=1)
         session.add(order)
 
@@ -86,7 +88,7 @@ class TestTransactions:
         assert job.status is JobStatus.PENDING
         assert again[0] == again[1]
 
-    def test_it_works_without_notifications(self, engine: Engine, session: Session) -> None:
+    def test_enqueue_works_without_notifications(self, engine: Engine, session: Session) -> None:
         quiet.enqueue(session)
         quiet.enqueue_many(session, [(), ()])
         quiet.options(unique_key="k").enqueue(session)
@@ -97,7 +99,7 @@ class TestTransactions:
 
 
 class TestTheJob:
-    def test_enqueue_returns_it_as_a_select_would_load_it(
+    def test_enqueue_returns_the_job_as_a_select_would_load_it(
         self, engine: Engine, session: Session
     ) -> None:
         job = greet.options(priority=2, queue="mail").enqueue(session, "Ada", times=3)
@@ -111,7 +113,9 @@ class TestTheJob:
         assert given["args"] == {"name": "Ada", "times": 3}
         assert given["status"] is JobStatus.PENDING
 
-    def test_add_gives_it_a_message_at_the_flush(self, engine: Engine, session: Session) -> None:
+    def test_add_gives_a_job_its_message_at_the_flush(
+        self, engine: Engine, session: Session
+    ) -> None:
         job = greet.job("Ada")
         session.add(job)
         assert job.id is None
@@ -123,7 +127,7 @@ class TestTheJob:
             assert other.query(MessageQueue).one().target_id == job.id
             assert queue.check(other) == []
 
-    def test_one_made_by_hand_is_reported(self, engine: Engine, session: Session) -> None:
+    def test_a_job_made_by_hand_is_reported(self, engine: Engine, session: Session) -> None:
         job = Job(task="tests.greet", args={"name": "Ada"})
         session.add(job)
         session.commit()
@@ -133,7 +137,7 @@ class TestTheJob:
         assert violation.job_id == job.id
         assert "no worker will ever run it" in violation.detail
 
-    def test_it_can_stand_in_a_relationship(
+    def test_a_job_can_stand_in_a_relationship(
         self, engine: Engine, session: Session, orders: None
     ) -> None:
         session.add(Order(id=1, job=greet.job("Ada")))
@@ -163,7 +167,9 @@ class TestTheJob:
 
 class TestMany:
     @pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2500])
-    def test_ids_come_in_the_order_of_the_rows(self, session: Session, count: int) -> None:
+    def test_the_ids_of_many_jobs_come_in_the_order_of_the_rows(
+        self, session: Session, count: int
+    ) -> None:
         rows: list[Any] = [
             (f"n{n}", n) if n % 2 else {"name": f"n{n}", "times": n} for n in range(count)
         ]
@@ -199,7 +205,7 @@ def _maybe(n: int) -> None: ...
 
 
 class TestOptions:
-    def test_they_change_what_is_enqueued_through_them_and_nothing_else(
+    def test_options_change_what_is_enqueued_through_them_and_nothing_else(
         self, session: Session
     ) -> None:
         special = greet.options(priority=0, queue="mail", max_attempts=1, unique_key="k")
@@ -241,7 +247,7 @@ class TestOptions:
 
 
 class TestDuplicates:
-    def test_at_a_flush_they_raise(self, engine: Engine, session: Session) -> None:
+    def test_duplicates_raise_at_a_flush(self, engine: Engine, session: Session) -> None:
         once.enqueue(session, 7)
         session.commit()
         session.add(once.job(7))
@@ -252,7 +258,7 @@ class TestDuplicates:
         session.rollback()
         assert counts(engine) == (1, 1)
 
-    def test_of_an_ended_job_the_key_is_free(self, session: Session) -> None:
+    def test_the_key_of_an_ended_job_is_free(self, session: Session) -> None:
         first = once.enqueue(session, 7)
         queue.cancel(session, first.id)
 

@@ -115,7 +115,7 @@ class TestGroups:
         assert (groups["tests.task"].failed_jobs, groups["tests.task"].job_id) == (2, newest)
         assert (groups["another"].failed_jobs, groups["another"].job_id) == (0, 7)
 
-    def test_the_newest_come_first_and_are_chosen_by_task_and_time(
+    def test_the_newest_groups_come_first_and_are_chosen_by_task_and_time(
         self, connection: Connection
     ) -> None:
         now = time.time()
@@ -131,7 +131,7 @@ class TestGroups:
         assert found(limit=9, task="other") == [2]
         assert found(limit=9, since=timedelta(hours=1)) == [3, 2]
 
-    def test_a_version_is_noted_once(self, connection: Connection) -> None:
+    def test_the_version_of_a_group_is_noted_once(self, connection: Connection) -> None:
         groups = ErrorGroups(connection)
         for _ in range(2):
             groups.note_deploy("shop", "v1")

@@ -233,7 +233,7 @@ class TestCancel:
 
 class TestRequeue:
     @pytest.mark.parametrize("notify", [True, False])
-    def test_the_sleepers_are_told_unless_the_application_does_without(
+    def test_a_requeue_wakes_workers_unless_the_application_does_without(
         self, engine: Engine, worker: LogicalWorker, notify: bool
     ) -> None:
         job_id = enqueue(engine, max_attempts=1)
@@ -247,7 +247,7 @@ class TestRequeue:
             heard = driver_connection(listening).notifies(timeout=PATIENCE, stop_after=notify + 1)
             assert [word.payload for word in heard] == ["rewind"] * notify + ["the last word"]
 
-    def test_the_job_is_as_new_and_its_old_attempts_stay_on_record(
+    def test_a_requeued_job_is_as_new_and_its_old_attempts_stay_on_record(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
         job_id = enqueue(engine, key="k", max_attempts=1)
@@ -264,7 +264,7 @@ class TestRequeue:
         assert len(stored(engine, JobAttempt)) == 2
         assert violations(engine) == []
 
-    def test_a_taken_key_raises_and_leaves_the_transaction_usable(
+    def test_a_requeue_with_a_taken_key_raises_and_leaves_the_transaction_usable(
         self, engine: Engine, session: Session, worker: LogicalWorker
     ) -> None:
         job_id = enqueue(engine, key="k")
@@ -281,7 +281,7 @@ class TestRequeue:
         assert {claimed.job_id for claimed in worker.claim(9)} == {holder, other}
         assert violations(engine) == []
 
-    def test_a_zombie_of_before_is_fenced(self, engine: Engine) -> None:
+    def test_a_zombie_of_before_a_requeue_is_fenced(self, engine: Engine) -> None:
         job_id = enqueue(engine, max_attempts=1)
         with workers_at(engine, 2) as [zombie, heir]:
             [old] = zombie.claim()
@@ -331,7 +331,7 @@ class TestRequeue:
         assert len(stored(engine, MessageQueue)) == 1
         assert violations(engine) == []
 
-    def test_it_waits_for_a_settle_in_flight_and_then_sees_it(
+    def test_a_requeue_waits_for_a_settle_in_flight_and_then_sees_it(
         self, engine: Engine, worker: LogicalWorker
     ) -> None:
         job_id = enqueue(engine)

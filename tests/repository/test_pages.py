@@ -114,7 +114,9 @@ def all_pages(
 class TestPages:
     # Of the succeeded, no index tells where they are: they are searched, for a bounded time.
     @pytest.mark.parametrize("name", sorted(PAGES.keys() - {"succeeded"}))
-    def test_come_by_keys_beside_many_ended_jobs(self, history: Connection, name: str) -> None:
+    def test_pages_come_by_keys_beside_many_ended_jobs(
+        self, history: Connection, name: str
+    ) -> None:
         which = PAGES[name]
         with plans_of(history) as plans:
             page = Pages(history, patience=AT_EASE).page(which, limit=LIMIT)
@@ -127,7 +129,7 @@ class TestPages:
         for plan in plans.seen:
             assert_no_scan_of_jobs(plan)
 
-    def test_follow_each_other_without_a_gap(self, history: Connection) -> None:
+    def test_pages_follow_each_other_without_a_gap(self, history: Connection) -> None:
         statuses = frozenset({JobStatus.RUNNING, JobStatus.PENDING})
         which = JobFilter(statuses=statuses, queue="mail")
 
@@ -137,7 +139,7 @@ class TestPages:
         assert ids == Listing(history).ids(which)[::-1]
         assert [len(page) for page in pages] == [100] * 5 + [30]
 
-    def test_of_each_status_are_those_that_stand_there(self, history: Connection) -> None:
+    def test_pages_of_each_status_have_the_jobs_in_it(self, history: Connection) -> None:
         numbers = {}
         for status in JobStatus:
             ids = Listing(history).ids(JobFilter(statuses=frozenset({status}), queue="mail"))
@@ -149,7 +151,9 @@ class TestPages:
 
 
 class TestPagesOfWaitingJobs:
-    def test_read_no_more_messages_than_they_show(self, history: Connection) -> None:
+    def test_pages_of_waiting_jobs_read_no_more_messages_than_they_show(
+        self, history: Connection
+    ) -> None:
         page = Pages(history, patience=AT_EASE).page(PENDING, limit=LIMIT)
         with plans_of(history) as plans:
             following = Pages(history, patience=AT_EASE).page(
@@ -169,7 +173,9 @@ class TestPagesOfWaitingJobs:
         assert read <= pairs * (LIMIT + 4) + around_each * (LIMIT + 1)
         assert_no_scan_of_jobs(plans.only)
 
-    def test_are_in_the_order_of_claims_and_show_each_job_once(self, history: Connection) -> None:
+    def test_pages_of_waiting_jobs_are_in_the_order_of_claims_and_show_each_job_once(
+        self, history: Connection
+    ) -> None:
         pages = all_pages(history, PENDING, limit=997)
 
         jobs = [job for page in pages for job in page]
@@ -178,7 +184,7 @@ class TestPagesOfWaitingJobs:
         assert sorted(job.id for job in jobs) == Listing(history).ids(PENDING)
         assert {len(page) for page in pages[:-1]} == {997}
 
-    def test_of_older_jobs_stay_among_them(self, history: Connection) -> None:
+    def test_pages_of_older_waiting_jobs_stay_among_them(self, history: Connection) -> None:
         ids = Listing(history).ids(PENDING)
         start = ids[len(ids) // 2]
 
@@ -188,13 +194,15 @@ class TestPagesOfWaitingJobs:
         assert len(second.jobs) == LIMIT
         assert all(job.id < start for job in [*first.jobs, *second.jobs])
 
-    def test_begin_where_no_other_list_does(self, history: Connection) -> None:
+    def test_pages_of_waiting_jobs_begin_where_no_other_list_does(
+        self, history: Connection
+    ) -> None:
         with pytest.raises(OptionError, match="another status"):
             Pages(history, patience=AT_EASE).page(SUCCEEDED, limit=LIMIT, start=Place())
 
 
 class TestPagesOfSucceededJobs:
-    def test_are_all_found_below_an_id(self, history: Connection) -> None:
+    def test_succeeded_jobs_are_all_found_below_an_id(self, history: Connection) -> None:
         which = replace(SUCCEEDED, before=10**9, after=2 * ENDED - 20_000)
 
         pages = all_pages(history, which, limit=10_000)
@@ -203,7 +211,7 @@ class TestPagesOfSucceededJobs:
         assert ids == Listing(history).ids(which)[::-1]
         assert {len(page) for page in pages[:-1]} == {10_000}
 
-    def test_beside_many_that_wait_say_how_far_the_search_has_come(
+    def test_pages_of_succeeded_jobs_beside_many_that_wait_say_how_far_the_search_has_come(
         self, history: Connection
     ) -> None:
         page = Pages(history, patience=AT_ONCE).page(SUCCEEDED, limit=LIMIT)
@@ -221,7 +229,7 @@ class TestSearches:
         ],
         ids=str,
     )
-    def test_that_stop_go_on_where_they_have_stopped(
+    def test_searches_that_stop_go_on_where_they_have_stopped(
         self, history: Connection, which: JobFilter
     ) -> None:
         which = replace(which, before=10**9)
@@ -230,7 +238,7 @@ class TestSearches:
         assert sorted(job.id for page in pages for job in page) == Listing(history).ids(which)
         assert [] in pages, "a part without a job that fits"
 
-    def test_say_how_far_they_have_come(self, history: Connection) -> None:
+    def test_searches_say_how_far_they_have_come(self, history: Connection) -> None:
         page = Pages(history, patience=AT_ONCE).page(JobFilter(task="none"), limit=LIMIT)
 
         assert page.jobs == []
@@ -242,9 +250,8 @@ class TestSearches:
         )
         assert (stopped.id, stopped.created_at) == (page.next_start, page.searched_to)
 
-    @pytest.mark.parametrize("since", [None, 80, 31, 25.5])
-    @pytest.mark.parametrize("until", [None, 79.5, 26, 25])
-    def test_begin_and_end_near_the_times_that_are_asked_for(
+    @pytest.mark.parametrize(("since", "until"), [(None, 79.5), (80, None), (31, 26), (25.5, 25)])
+    def test_searches_begin_and_end_near_the_times_that_are_asked_for(
         self, history: Connection, since: float | None, until: float | None
     ) -> None:
         ended = JobFilter(queue="default", task="a")

@@ -161,14 +161,18 @@ class TestSettles:
         assert len(settled) == BATCH
         assert_by_key(plans.only, buffers=80 * BATCH)
 
-    def test_so_does_the_settle_of_plain_successes(self, worker: LogicalWorker) -> None:
+    def test_a_settle_of_plain_successes_reaches_leases_and_jobs_by_their_keys(
+        self, worker: LogicalWorker
+    ) -> None:
         claimed = worker.claim(BATCH)
         with plans_of(worker.line) as plans:
             worker.attempts.settle_succeeded(claimed)
 
         assert_by_key(plans.only, buffers=60 * BATCH)
 
-    def test_so_does_the_settle_of_one_success(self, worker: LogicalWorker) -> None:
+    def test_a_settle_of_one_success_reaches_its_lease_and_its_job_by_their_keys(
+        self, worker: LogicalWorker
+    ) -> None:
         [claimed] = worker.claim()
         with plans_of(worker.line) as plans:
             settled = worker.attempts.settle_one_success(claimed)
@@ -226,7 +230,7 @@ class TestPruning:
     """The walks go up the keys from where they stand; a stretch costs its own jobs only."""
 
     @pytest.mark.parametrize("dead", [False, True], ids=["all", "dead"])
-    def test_a_stretch_is_read_and_deleted_by_key(self, worker: LogicalWorker, dead: bool) -> None:
+    def test_a_stretch_of_jobs_is_pruned_by_key(self, worker: LogicalWorker, dead: bool) -> None:
         outcome: Outcome = Failed(ERROR) if dead else Succeeded({"sum": 3})
         claimed = worker.claim(BATCH, suspects=False)
         worker.attempts.settle([(one, outcome) for one in claimed])
@@ -239,7 +243,7 @@ class TestPruning:
         assert stretch.deleted == BATCH
         assert_by_key_of_records(plans.only, buffers=80 * BATCH)
 
-    def test_a_stretch_without_a_job_to_delete_costs_little(self, worker: LogicalWorker) -> None:
+    def test_a_stretch_without_a_job_to_prune_costs_little(self, worker: LogicalWorker) -> None:
         with plans_of(worker.line) as plans:
             stretch = Pruning(worker.line).prune(AT_ONCE, (), dead=False, after=100_000, size=BATCH)
 
@@ -247,7 +251,9 @@ class TestPruning:
         assert_by_key_of_records(plans.only, buffers=20 * BATCH)
 
     @pytest.mark.parametrize("dead", [False, True], ids=["all", "dead"])
-    def test_the_next_job_is_found_by_its_key(self, worker: LogicalWorker, dead: bool) -> None:
+    def test_the_next_job_to_prune_is_found_by_its_key(
+        self, worker: LogicalWorker, dead: bool
+    ) -> None:
         with plans_of(worker.line) as plans:
             Pruning(worker.line).next_job(100_000, dead=dead)
 

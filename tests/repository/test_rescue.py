@@ -90,7 +90,9 @@ class TestWhose:
 
 
 class TestWhatBecomesOfTheJob:
-    def test_it_keeps_its_time_counts_the_crash_and_is_claimed_alone(self, engine: Engine) -> None:
+    def test_a_rescued_job_keeps_its_time_counts_the_crash_and_is_claimed_alone(
+        self, engine: Engine
+    ) -> None:
         job_id = enqueue(engine)
         run_at = only_job(engine).run_at
         with workers_at(engine, 2) as [dead, living]:
@@ -108,7 +110,7 @@ class TestWhatBecomesOfTheJob:
             [claimed] = living.claim()
         assert (claimed.attempt, claimed.crashes) == (2, 1)
 
-    def test_it_fails_when_its_last_attempt_crashed(self, engine: Engine) -> None:
+    def test_a_job_fails_when_its_last_attempt_crashed(self, engine: Engine) -> None:
         job_id = enqueue(engine, max_attempts=2)
         for expected in (None, "failed"):
             with workers_at(engine, 1) as [worker]:
@@ -121,7 +123,9 @@ class TestWhatBecomesOfTheJob:
         assert (job.status, job.attempts) == (JobStatus.FAILED, 2)
         assert violations(engine) == []
 
-    def test_it_ends_cancelled_when_somebody_had_asked_for_that(self, engine: Engine) -> None:
+    def test_a_rescued_job_ends_cancelled_when_somebody_had_asked_for_that(
+        self, engine: Engine
+    ) -> None:
         job_id = enqueue(engine, max_attempts=1)
         with workers_at(engine, 1) as [worker]:
             worker.claim()
@@ -168,7 +172,9 @@ class TestDeclaringDead:
         assert before == {dies.id: True, lives.id: True}
         assert after == {dies.id: False, lives.id: True}
 
-    def test_a_first_look_declares_nobody_dead_however_old_the_beats(self, engine: Engine) -> None:
+    def test_a_first_look_declares_no_worker_dead_however_old_the_heartbeats(
+        self, engine: Engine
+    ) -> None:
         with workers_at(engine, 1) as [worker]:
             worker.claim_new(engine)
             worker.crash(engine)
@@ -180,7 +186,7 @@ class TestDeclaringDead:
                 assert witness.dead_among(members, asked_at=now, answered_at=now) == []
         assert only_job(engine).status is JobStatus.RUNNING
 
-    def test_whom_another_has_declared_dead_is_rescued_at_the_next_look(
+    def test_jobs_of_a_worker_that_another_has_declared_dead_are_rescued_at_the_next_look(
         self, engine: Engine
     ) -> None:
         with holding_one(engine) as worker, engine.connect() as connection:
@@ -251,7 +257,3 @@ class TestDeclaringDead:
 
             with engine.connect() as connection:
                 assert [member.id for member in Workers(connection).members()] == [holding.id]
-
-
-def _rescue_nothing(engine: Engine) -> None:
-    assert rescue(engine) == {}

@@ -13,8 +13,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from alembic import command
-from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from click.testing import CliRunner
@@ -29,23 +27,17 @@ from pgqueue import Job, JobStatus, PgQueue, Retry, Worker
 from pgqueue.cli import main
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import CLAIMING, UPKEEP
-from pgqueue.repository.conditions import JobFilter
-from pgqueue.repository.listing import Listing
-from pgqueue.repository.pages import Pages
 from pgqueue.schema import (
     SCHEMA_VERSION,
     downgrade,
     grant,
     revoke,
     upgrade,
-    upgrade_database,
-    verify,
 )
 from pgqueue.testing.databases import fresh_database
 
 pytestmark = pytest.mark.journey
 
-PURPOSES = ("worker", "enqueue", "dashboard", "migrator", "owner")
 PACKAGE = Path(pgqueue.__file__).parent
 
 PATH = "public, pg_catalog"
@@ -180,43 +172,64 @@ def assert_armed(engine: Engine) -> None:
         connection.exec_driver_sql("SELECT pg_catalog.setval('public.steps', 1, false)")
 
 
-def test_a_worker_calls_nothing_of_other_roles(
+LATER = timedelta(hours=1)
+COMMANDS = ["upgrade", "doctor", "status", "status --exact", "jobs", "jobs --status pending"]
+COMMANDS += ["jobs {id}", "cancel {id}", "requeue {id}", "cancel --status pending --yes"]
+
+
+def test_applications_workers_and_commands_call_nothing_of_other_roles(
     plain_engine: Engine, trapped_engine: Engine
 ) -> None:
     assert_armed(trapped_engine)
     queue = PgQueue(trapped_engine)
     paths: set[str] = set()
 
-    @queue.task
-    def alone() -> None: ...
+    @queue.task(unique_key=lambda name: name)
+    def by_name(name: str) -> None: ...
 
     @queue.task
     def with_session(session: Session) -> None:
         paths.add(session.execute(text("SHOW search_path")).scalar_one())
-        with_session_async.enqueue(session)
-
-    @queue.task
-    async def with_session_async(session: AsyncSession) -> None:
-        paths.add((await session.execute(text("SHOW search_path"))).scalar_one())
-        await alone.enqueue_async(session)
-
-    @queue.task(retry=Retry.never())
-    def fail(session: Session) -> None:
-        raise ValueError("as ever")
+        by_name.enqueue_many(session, [("a",), ("b",), ("b",)])
 
     @queue.task(max_attempts=2, retry=Retry.constant(timedelta(0)))
-    def fail_twice() -> None:
+    async def fail_twice(session: AsyncSession) -> None:
+        await by_name.enqueue_async(session, "c")
         raise ValueError("as ever")
 
-    for task in (alone, with_session, fail, fail_twice):
-        task.delay()
+    with_session.delay()
+    fail_twice.delay()
     Worker(queue, concurrency=2).run_until_empty(timeout=60)
 
-    with Session(plain_engine) as session:
-        ended = session.scalars(select(Job.outcome).order_by(Job.outcome)).all()
+    with queue.session() as session:
+        job_id = by_name.options(delay=LATER).enqueue(session, "d").id
+        session.add(by_name.options(run_at=datetime.now(UTC) + LATER).job("e"))
+        session.flush()
+        queue.pause(session, "default")
+        queue.resume(session, "default")
+        session.commit()
+        for status in JobStatus:
+            session.scalars(select(Job).where(Job.status == status)).all()
+            session.scalars(select(Job).where(Job.status != status)).all()
+        ended = [job.status for job in session.scalars(select(Job).order_by(Job.status, Job.id))]
+        assert ended == ["failed"] + ["pending"] * 2 + ["succeeded"] * 3
         assert queue.check(session) == []
-    assert ended == ["failed"] * 2 + ["succeeded"] * 4
-    assert paths == {path_of(trapped_engine)}
+        assert [count.jobs for count in queue.counts(session)]
+        purposes = ("worker", "enqueue", "dashboard", "migrator", "owner")
+        roles = {purpose: f"{purpose}_{uuid.uuid4().hex[:8]}" for purpose in purposes}
+        for role in roles.values():
+            session.execute(text(f"CREATE ROLE {role}"))
+        grant(**roles, connection=session.connection())
+        revoke(**roles, connection=session.connection())
+        session.rollback()
+    options = {"options": f"-csearch_path={PATH.replace(' ', '')}"}
+    url = trapped_engine.url.update_query_dict(options).render_as_string(hide_password=False)
+    for line in COMMANDS:
+        told = CliRunner().invoke(main, ["--url", url, *line.format(id=job_id).split()])
+        # What is wrong with a server of the tests, the doctor tells by 1.
+        assert told.exit_code in ((0, 1) if line == "doctor" else (0,)), told.output
+
+    assert paths == {PATH.replace(" ", "")}
     assert not is_stepped_on(plain_engine)
 
 
@@ -227,98 +240,6 @@ def test_the_connections_of_a_worker_alone_have_a_path_of_their_own(
         with own_connection(trapped_engine, settings) as connection:
             path = connection.exec_driver_sql("SHOW search_path").scalar_one()
             assert path == "pg_catalog, pg_temp"
-
-
-def test_an_application_calls_nothing_of_other_roles(
-    plain_engine: Engine, trapped_engine: Engine
-) -> None:
-    engine = engine_on(trapped_engine.url, path=PATH)
-    assert_armed(engine)
-    queue = PgQueue(engine)
-
-    @queue.task
-    def once(number: int) -> None: ...
-
-    @queue.task(unique_key=lambda name: name)
-    def by_name(name: str) -> None: ...
-
-    later, at = timedelta(hours=1), datetime.now(UTC) + timedelta(hours=1)
-    once.delay(1)
-    by_name.delay("a")
-    by_name.delay("a")
-    with queue.session() as session:
-        first = once.enqueue(session, 2)
-        once.enqueue_many(session, [(3,), (4,)])
-        once.options(delay=later).enqueue(session, 5)
-        once.options(run_at=at).enqueue(session, 6)
-        by_name.enqueue(session, "a")
-        by_name.enqueue_many(session, [("a",), ("b",)])
-        session.add(by_name.job("c"))
-        session.add(once.options(delay=later).job(7))
-        session.add(once.options(run_at=at).job(8))
-        session.flush()
-        queue.cancel(session, first.id)
-        queue.requeue(session, first.id)
-        queue.pause(session, "default")
-        queue.pause_task(session, "tests.task")
-        queue.resume(session, "default")
-        queue.resume_task(session, "tests.task")
-        session.delete(session.get_one(Job, first.id))
-        session.commit()
-        for status in JobStatus:
-            session.scalars(select(Job).where(Job.status == status)).all()
-            session.scalars(select(Job).where(Job.status != status)).all()
-        found = session.scalars(select(Job).order_by(Job.status)).all()
-        assert {job.status for job in found} == {JobStatus.PENDING}
-        assert queue.check(session) == []
-        assert [count.jobs for count in queue.counts(session)] == [len(found)]
-        Pages(session).page(JobFilter(task="t", queue="q"), limit=9)
-        Listing(session).job(found[0].id)
-
-    assert not is_stepped_on(plain_engine)
-    engine.dispose()
-
-
-COMMANDS = ["upgrade", "doctor", "status", "status --exact", "jobs", "jobs --status pending"]
-COMMANDS += ["jobs {id}", "cancel {id}", "requeue {id}", "cancel --status pending --yes"]
-
-
-def test_the_commands_of_an_operator_call_nothing_of_other_roles(
-    plain_engine: Engine, trapped_engine: Engine
-) -> None:
-    assert_armed(trapped_engine)
-    queue = PgQueue(trapped_engine)
-    id = queue.task(name="known")(lambda: None).delay().id
-    options = {"options": f"-csearch_path={path_of(trapped_engine).replace(' ', '')}"}
-    url = trapped_engine.url.update_query_dict(options).render_as_string(hide_password=False)
-
-    for line in COMMANDS:
-        words = line.format(id=id).split()
-        told = CliRunner().invoke(main, ["--url", url, *words])
-        # What is wrong with a server of the tests, the doctor tells by 1.
-        assert told.exit_code in ((0, 1) if line == "doctor" else (0,)), told.output
-
-    assert not is_stepped_on(plain_engine)
-
-
-def test_rights_are_given_and_taken_by_nothing_of_other_roles(
-    plain_engine: Engine, trapped_engine: Engine
-) -> None:
-    assert_armed(trapped_engine)
-    names = {purpose: f"{purpose}_{uuid.uuid4().hex[:8]}" for purpose in PURPOSES}
-    with trapped_engine.connect() as connection:
-        for name in names.values():
-            connection.exec_driver_sql(f"CREATE ROLE {name}")
-        grant(**names, connection=connection)
-        revoke(**names, connection=connection)
-        connection.rollback()
-
-    assert not is_stepped_on(plain_engine)
-
-
-def path_of(engine: Engine) -> str:
-    with engine.connect() as connection:
-        return str(connection.exec_driver_sql("SHOW search_path").scalar_one())
 
 
 MEANT_BY_TABLES = text(
@@ -359,10 +280,6 @@ def empty_engine(empty_plain_engine: Engine) -> Iterator[Engine]:
         assert connection.execute(MEANT_BY_TABLES).all() == []
 
 
-def test_the_tables_are_made_of_nothing_of_other_roles(empty_engine: Engine) -> None:
-    upgrade_database(empty_engine)
-
-
 def test_a_host_makes_the_tables_of_nothing_of_other_roles_and_keeps_its_path(
     empty_engine: Engine,
 ) -> None:
@@ -399,17 +316,3 @@ def test_a_script_makes_the_tables_of_nothing_of_other_roles_and_keeps_the_path(
         after = connection.exec_driver_sql("SHOW search_path").scalar_one()
 
     assert after == before
-
-
-def test_a_script_of_the_stand_alone_history_makes_the_tables_of_nothing_of_other_roles(
-    empty_engine: Engine,
-) -> None:
-    script = io.StringIO()
-    config = Config(output_buffer=script)
-    config.set_main_option("script_location", "pgqueue:migrations")
-    command.upgrade(config, "head", sql=True)
-
-    with empty_engine.connect() as connection:
-        connection.execution_options(isolation_level="AUTOCOMMIT")
-        connection.exec_driver_sql(script.getvalue(), execution_options=AS_IT_IS)
-        verify(connection)

@@ -69,29 +69,6 @@ def test_a_cancelled_job_ends_as_cancelled_however_its_handler_ends(
         assert rig.check() == []
 
 
-def test_a_job_cancelled_while_its_worker_dies_is_not_run_again(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        killed = rig.start()
-        with rig.session() as session:
-            job = worker_tasks.wait_and_pay.enqueue(session, "go").id
-            session.commit()
-        rig.until_started(job)
-        with rig.session() as session:
-            rig.queue.cancel(session, job)
-            session.commit()
-
-        killed.kill()
-        rig.open("go")
-        rig.start()
-
-        rig.until_ended(job)
-        assert rig.outcome(job) == "cancelled"
-        assert rig.effects() == 0
-        assert rig.check() == []
-
-
 def test_a_cancelled_and_requeued_job_is_not_ended_by_its_old_run(
     database_url: str, tmp_path: Path
 ) -> None:

@@ -11,25 +11,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
-from chaos.interleavings.logical_workers import (
-    declare_dead,
-    logical_workers,
-    rescue,
-    worker_settings,
-)
 from chaos.workers import PATIENCE
 from pgqueue import PgQueue
 from pgqueue.options import OptionsOfWorker
-from pgqueue.repository.claim import ClaimCursor
-from pgqueue.repository.settle import Attempts
-from pgqueue.repository.tables import array_of
 from pgqueue.worker import Worker
-from pgqueue.worker.claiming.cursors import START
 
 SLOTS = 4
 BACKLOG = 3000
 SPECIAL = 200
-RESCUED = 8
 
 
 class Starts:
@@ -94,32 +83,6 @@ def test_with_nothing_ahead_jobs_are_claimed_for_free_slots_only(engine: Engine)
         starts.run(ahead=0)
 
     assert looks.count("claim") >= SPECIAL // SLOTS
-
-
-@pytest.mark.journey
-def test_rescued_jobs_start_beside_a_backlog(engine: Engine) -> None:
-    starts = Starts(engine)
-    starts.enqueue("rescued", RESCUED)
-    lose_a_worker_with_all(engine, starts.task.name)
-    backlog = 7 * BACKLOG
-    starts.enqueue("backlog", backlog)
-
-    starts.run()
-
-    # They start one at a time; on a slow machine, a claim ahead is run between two of them.
-    assert starts.kinds.count("rescued") == RESCUED
-    assert starts.before_middle("rescued") < backlog // 2
-
-
-def lose_a_worker_with_all(engine: Engine, task: str) -> None:
-    with logical_workers(
-        worker_settings(str(engine.url.render_as_string(hide_password=False))), 1
-    ) as [lost]:
-        pairs = [ClaimCursor("default", 5, *START)]
-        assert Attempts(lost.line, lost.id).claim(pairs, tasks=array_of([task]), limit=1000).rows
-        lost.crash(engine)
-        declare_dead(engine, lost)
-        assert rescue(engine)
 
 
 def until(is_so: Callable[[], bool]) -> None:

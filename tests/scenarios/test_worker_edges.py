@@ -204,7 +204,7 @@ def test_what_a_settler_has_not_written_when_it_gives_up_is_named(
 
 
 class TestAfterACommitWhoseAnswerWasLost:
-    def test_a_worker_that_is_told_nothing_lets_the_fence_decide(
+    def test_a_worker_that_does_not_learn_of_its_commit_lets_the_fence_decide(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It was carried out, or not: the attempt counts once, and as one that has started."""

@@ -109,7 +109,7 @@ class TestDeletedAtOnce:
         assert work(queue) == {"cancelled": 1}
         assert kept(queue) == {"task": ["cancelled"]}
 
-    def test_failed_attempts_of_a_job_go_with_it(self, queue: PgQueue) -> None:
+    def test_failed_attempts_of_a_job_are_deleted_with_it(self, queue: PgQueue) -> None:
         @queue.task(name="task", keep=AT_ONCE, retry=Retry.constant(AT_ONCE))
         def task(ctx: JobContext) -> None:
             if ctx.attempt == 1:
@@ -154,7 +154,7 @@ def pruning(engine: Engine, queue: PgQueue) -> DutyList:
 
 
 class TestPrune:
-    def test_it_prunes_in_rounds_until_it_is_stopped(self, queue: PgQueue) -> None:
+    def test_a_worker_prunes_in_rounds_until_it_is_stopped(self, queue: PgQueue) -> None:
         queue.task(name="task", keep=Keep(succeeded=timedelta(hours=1)))(HANDLERS["plain"])
         old = text(
             "INSERT INTO pgqueue.jobs (task, outcome, created_at, finished_at, attempts)"
@@ -195,7 +195,7 @@ class TestPrune:
         assert "pgqueue.error_groups cannot be pruned" in line
         assert "these rows stay" in line
 
-    def test_without_the_right_to_delete_it_names_the_remedy_once(
+    def test_a_worker_without_the_right_to_delete_names_the_remedy_once(
         self, queue: PgQueue, role: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         class Counted(Prune):

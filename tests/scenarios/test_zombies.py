@@ -69,29 +69,6 @@ def test_a_worker_claims_nothing_under_a_name_that_was_declared_dead(
         assert rig.check() == []
 
 
-def test_a_worker_frozen_for_less_than_the_grace_goes_on_as_before(
-    database_url: str, tmp_path: Path
-) -> None:
-    with Rig(database_url, tmp_path) as rig:
-        frozen = rig.start()
-        rig.start()
-        with rig.session() as session:
-            jobs = [worker_tasks.wait.enqueue(session, "go").id for _ in range(4)]
-            session.commit()
-        rig.until_started(*jobs)
-        frozen.freeze()
-        woken_at = time.monotonic() + 2.5  # longer than the fast grace, which is for lost locks
-        rig.until(lambda: time.monotonic() > woken_at)
-
-        frozen.thaw()
-
-        rig.open("go")
-        rig.until_ended()
-        assert rig.declared_dead() == 0
-        assert rig.bad_attempts() == []
-        assert rig.check() == []
-
-
 def test_nobody_is_declared_dead_by_one_who_has_not_looked_on_without_a_break(
     database_url: str, tmp_path: Path
 ) -> None:

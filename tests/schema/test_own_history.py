@@ -49,8 +49,10 @@ def upgrade_when(start: Barrier, url: str, isolation_level: Any) -> None:
     upgrade_database(engine)
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-@pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
+@pytest.mark.parametrize(
+    ("driver", "isolation_level"),
+    [*(("psycopg", level) for level in ISOLATION_LEVELS), ("psycopg2", None)],
+)
 def test_any_driver_and_isolation_gives_the_same_tables(
     empty_database_url: str, database_url: str, driver: str, isolation_level: Any
 ) -> None:

@@ -329,13 +329,15 @@ def enqueue_all(session: Any) -> list[int]:
 
 
 class TestSessionsOfEveryMake:
-    def test_one_that_does_not_begin_by_itself(self, engine: Engine) -> None:
+    def test_a_session_that_does_not_begin_by_itself_enqueues(self, engine: Engine) -> None:
         with Session(engine, autobegin=False) as session, session.begin():
             enqueue_all(session)
 
         assert count(engine) == (5, 5)
 
-    def test_one_inside_a_transaction_that_is_not_its_own(self, engine: Engine) -> None:
+    def test_a_session_inside_a_transaction_that_is_not_its_own_enqueues(
+        self, engine: Engine
+    ) -> None:
         with engine.connect() as connection:
             outer = connection.begin()
             session = Session(connection, join_transaction_mode="create_savepoint")
@@ -347,7 +349,7 @@ class TestSessionsOfEveryMake:
         assert count(engine) == (5, 5)
 
     @pytest.mark.parametrize("ends", ["commit", "rollback"])
-    def test_one_with_two_phases(self, engine: Engine, ends: str) -> None:
+    def test_a_session_with_two_phases_enqueues(self, engine: Engine, ends: str) -> None:
         with engine.connect() as connection:
             if connection.scalar(text("SHOW max_prepared_transactions")) == "0":
                 pytest.skip("this server prepares no transactions: max_prepared_transactions = 0")
@@ -361,7 +363,7 @@ class TestSessionsOfEveryMake:
 
         assert count(engine) == ((5, 5) if ends == "commit" else (0, 0))
 
-    def test_one_with_an_engine_for_jobs_alone(
+    def test_a_session_with_an_engine_for_jobs_alone_enqueues(
         self, engine: Engine, empty_database_url: str
     ) -> None:
         elsewhere = create_engine(empty_database_url, poolclass=NullPool)
@@ -379,7 +381,7 @@ class TestSessionsOfEveryMake:
 
         assert count(engine) == (5, 5)
 
-    def test_one_of_a_tenant(self, engine: Engine) -> None:
+    def test_a_session_of_a_tenant_enqueues(self, engine: Engine) -> None:
         """A translate map for the application's own tables leaves ours where they are."""
         with engine.begin() as connection:
             connection.execute(text("CREATE SCHEMA tenant_1"))
@@ -429,7 +431,9 @@ def test_what_is_large_goes_in_several_statements_and_keeps_its_order(
 
 
 class TestThePayloadLimit:
-    def test_it_is_that_of_the_queue_and_a_worker_runs_what_is_there(self, engine: Engine) -> None:
+    def test_the_payload_limit_is_that_of_the_queue_and_a_worker_runs_what_is_there(
+        self, engine: Engine
+    ) -> None:
         wide, narrow = PgQueue(engine, max_payload_bytes=2**20), PgQueue(engine)
         lengths = [each.task(name="drivers.long")(_length) for each in (wide, narrow)]
         text_of_a_megabyte = "x" * (2**20 - 20)

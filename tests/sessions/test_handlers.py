@@ -22,7 +22,7 @@ from sqlalchemy.orm import (
 from worker_rig import endings
 
 from chaos.interleavings.logical_workers import execute
-from pgqueue import ArgumentsError, Job, JobContext, OptionError, PgQueue, Retry, Worker
+from pgqueue import Job, JobContext, OptionError, PgQueue, Retry, Worker
 
 
 class Base(DeclarativeBase): ...
@@ -84,13 +84,16 @@ class TestHowASessionmakerMayBeMade:
         "options",
         [
             {"twophase": True, "autobegin": False},
-            {"autoflush": False, "expire_on_commit": False},
-            {"join_transaction_mode": "control_fully"},
-            {"close_resets_only": False},
+            {
+                "autoflush": False,
+                "expire_on_commit": False,
+                "join_transaction_mode": "control_fully",
+                "close_resets_only": False,
+            },
         ],
         ids=lambda options: "-".join(options),
     )
-    def test_is_no_obstacle_to_a_transactional_handler(
+    def test_no_option_of_a_sessionmaker_hinders_a_transactional_handler(
         self, engine: Engine, kind: str, options: dict[str, Any]
     ) -> None:
         """One is kept with its job, of the other nothing: the job was cancelled meanwhile."""
@@ -119,7 +122,7 @@ class TestHowASessionmakerMayBeMade:
         first = ["begun by itself"] if options.get("autobegin", True) else []
         assert words(engine) == [*first, "in a block", "left pending"]
 
-    def test_may_leave_it_to_its_user_to_begin_also_for_delay(self, engine: Engine) -> None:
+    def test_delay_begins_a_session_that_does_not_begin_by_itself(self, engine: Engine) -> None:
         queue = PgQueue(sessionmaker(engine, autobegin=False))
 
         @queue.task(name="once", unique_key=lambda: "one")
@@ -127,7 +130,7 @@ class TestHowASessionmakerMayBeMade:
 
         assert once.delay().id == once.delay().id
 
-    def test_two_phases_prepared_by_hand_are_one_here(self, engine: Engine) -> None:
+    def test_two_phases_prepared_by_hand_are_one_in_a_handler(self, engine: Engine) -> None:
         queue = PgQueue(sessionmaker(engine, twophase=True))
 
         @queue.task(name="write", retry=NEVER)
@@ -189,7 +192,9 @@ class TestAnEngineOfATenant:
     """``engine.execution_options(schema_translate_map=...)`` shares its pool with the engine."""
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_may_be_that_of_the_queue(self, engine: Engine, tenant: str, kind: str) -> None:
+    def test_the_engine_of_a_tenant_may_be_that_of_the_queue(
+        self, engine: Engine, tenant: str, kind: str
+    ) -> None:
         clone = engine.execution_options(schema_translate_map={None: tenant})
         queue = PgQueue(sessionmaker(clone, binds={Base: clone}))
 
@@ -208,19 +213,21 @@ class TestAnEngineOfATenant:
         assert counts == {"succeeded": 1, "cancelled": 1}
         assert (words(engine), words(engine, "tenant.notes")) == ([], ["of the tenant"])
 
-    @pytest.mark.parametrize("other", ["isolation_level", "schema_translate_map", "tenant_id"])
-    def test_is_refused_at_start_among_the_binds(self, engine: Engine, other: str) -> None:
-        value: Any = {"isolation_level": "SERIALIZABLE", "schema_translate_map": {None: "x"}}
-        clone = engine.execution_options(**{other: value.get(other, 7)})
+    def test_the_engine_of_a_tenant_is_refused_at_start_among_the_binds(
+        self, engine: Engine
+    ) -> None:
+        clone = engine.execution_options(schema_translate_map={None: "x"})
         queue = PgQueue(sessionmaker(engine, binds={Base: clone}))
 
         @queue.task(name="write", retry=NEVER)
         def write(session: Session) -> None: ...
 
-        with pytest.raises(OptionError, match=rf"{other}.*session\.connection\("):
+        with pytest.raises(OptionError, match=r"schema_translate_map.*session\.connection\("):
             Worker(queue).run_until_empty(timeout=60)
 
-    def test_is_nobodys_business_where_no_handler_is_transactional(self, engine: Engine) -> None:
+    def test_the_engine_of_a_tenant_is_allowed_where_no_handler_is_transactional(
+        self, engine: Engine
+    ) -> None:
         clone = engine.execution_options(schema_translate_map={None: "x"})
         queue = PgQueue(sessionmaker(engine, binds={Base: clone}))
         queue.task(name="plain")(lambda: None).delay()
@@ -228,7 +235,7 @@ class TestAnEngineOfATenant:
         assert endings(Worker(queue)) == {"succeeded": 1}
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_chosen_while_a_handler_runs_fails_it_and_writes_nothing(
+    def test_the_engine_of_a_tenant_chosen_while_a_handler_runs_fails_it_and_writes_nothing(
         self, engine: Engine, tenant: str, kind: str
     ) -> None:
         CHOICE["engine"] = engine.execution_options(schema_translate_map={None: tenant})
@@ -244,43 +251,27 @@ class TestAnEngineOfATenant:
         assert words(engine, "tenant.notes") == []
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_what_a_handler_asks_of_its_connection_is_not_the_next_ones(
+    def test_execution_options_that_a_handler_sets_do_not_reach_the_next_handler(
         self, engine: Engine, tenant: str, kind: str
     ) -> None:
         """The way to have tenants in a handler, as the refusal says."""
         queue = PgQueue(engine)
-        if kind == "sync":
+        schemas = iter([tenant, tenant, None])
 
-            @queue.task(name="write", retry=NEVER)
-            def write(session: Session, ctx: JobContext, schema: str, kept: bool) -> None:
-                if schema:
-                    options: dict[str, Any] = {"schema_translate_map": {None: schema}}
-                    session.connection(execution_options=options)
-                session.add(Note(word=f"of {schema or 'all'}"))
-                session.commit()
-                session.add(Note(word="and after its commit"))
-                if not kept:
-                    cancel_from_outside(queue, ctx.job_id)
+        def act(session: Session, ctx: JobContext, kept: bool) -> None:
+            schema = next(schemas)
+            if schema:
+                options: dict[str, Any] = {"schema_translate_map": {None: schema}}
+                session.connection(execution_options=options)
+            session.add(Note(word=f"of {schema or 'all'}"))
+            session.commit()
+            session.add(Note(word="and after its commit"))
+            if not kept:
+                cancel_from_outside(queue, ctx.job_id)
 
-        else:
-
-            @queue.task(name="write", retry=NEVER)
-            async def write(
-                session: AsyncSession, ctx: JobContext, schema: str, kept: bool
-            ) -> None:
-                if schema:
-                    options: dict[str, Any] = {"schema_translate_map": {None: schema}}
-                    await session.run_sync(lambda own: own.connection(execution_options=options))
-                session.add(Note(word=f"of {schema or 'all'}"))
-                await session.commit()
-                session.add(Note(word="and after its commit"))
-                if not kept:
-                    cancel_from_outside(queue, ctx.job_id)
-
+        write = declare_write(queue, kind, act)
         with queue.session() as session, session.begin():
-            session.add_all(
-                [write.job(tenant, False), write.job(tenant, True), write.job("", True)]
-            )
+            session.add_all([write.job(False), write.job(True), write.job(True)])
 
         counts = endings(Worker(queue, concurrency=1))
 
@@ -293,7 +284,7 @@ class TestAnEngineOfATenant:
         [({"logging_token": "notes"}, []), ({"isolation_level": "AUTOCOMMIT"}, ["written"])],
         ids=["changes nothing", "autocommit"],
     )
-    def test_that_changes_nothing_joins_and_in_autocommit_commits_on_its_own_as_it_asks_for(
+    def test_an_engine_with_options_that_change_nothing_joins_and_in_autocommit_commits_on_its_own(
         self, engine: Engine, options: dict[str, Any], kept: list[str]
     ) -> None:
         clone = engine.execution_options(**options)
@@ -310,7 +301,7 @@ class TestAnEngineOfATenant:
         assert endings(Worker(queue)) == {"cancelled": 1}
         assert words(engine) == kept
 
-    def test_with_a_pool_of_its_own_is_told_of_at_start(
+    def test_an_engine_with_a_pool_of_its_own_is_told_of_at_start(
         self, engine: Engine, caplog: pytest.LogCaptureFixture
     ) -> None:
         second = create_engine(engine.url)
@@ -340,7 +331,9 @@ class TestTheSessionOfAnAsyncHandler:
     """It is an AsyncSession around a Session of the application's."""
 
     @pytest.mark.parametrize("where", ["class", "sessionmaker"])
-    def test_has_its_filters(self, engine: Engine, where: str) -> None:
+    def test_the_session_of_an_async_handler_has_the_filters_of_the_application(
+        self, engine: Engine, where: str
+    ) -> None:
         sessions: sessionmaker[Any] = sessionmaker(engine)
         if where == "class":
             sessions = sessionmaker(engine, class_=Tenants)
@@ -365,7 +358,9 @@ class TestTheSessionOfAnAsyncHandler:
         assert endings(Worker(queue)) == {"succeeded": 2}
         assert found == {"sync": ["seen"], "async": ["seen"]}
 
-    def test_has_its_options_but_never_expires(self, engine: Engine) -> None:
+    def test_the_session_of_an_async_handler_has_its_options_but_never_expires(
+        self, engine: Engine
+    ) -> None:
         queue = PgQueue(sessionmaker(engine, autoflush=False, info={"tenant": 7}))
         seen: list[Any] = []
 
@@ -382,7 +377,9 @@ class TestTheSessionOfAnAsyncHandler:
         assert endings(Worker(queue)) == {"succeeded": 1}
         assert seen == [[], ("kept", 7)]
 
-    def test_is_in_the_transaction_of_its_job_whatever_it_chooses(self, engine: Engine) -> None:
+    def test_the_session_of_an_async_handler_is_in_the_transaction_of_its_job_whatever_it_chooses(
+        self, engine: Engine
+    ) -> None:
         CHOICE["engine"] = engine
         queue = PgQueue(sessionmaker(engine, class_=Chosen, binds={Base: engine}))
 
@@ -397,7 +394,7 @@ class TestTheSessionOfAnAsyncHandler:
         assert endings(Worker(queue)) == {"cancelled": 1}
         assert words(engine) == []
 
-    def test_blocks_no_event_loop_for_another_database(
+    def test_the_session_of_an_async_handler_blocks_no_event_loop_for_another_database(
         self, engine: Engine, empty_database_url: str
     ) -> None:
         elsewhere = create_engine(empty_database_url)
@@ -419,25 +416,9 @@ class TestTheSessionOfAnAsyncHandler:
 class TestTheAsyncSessionOfTheQueue:
     """Outside of workers, and so in an async task that is called as a function, it is one too."""
 
-    @pytest.mark.parametrize("where", ["class", "sessionmaker"])
-    def test_has_the_filters_of_the_application(self, engine: Engine, where: str) -> None:
-        sessions: sessionmaker[Any] = sessionmaker(engine)
-        if where == "class":
-            sessions = sessionmaker(engine, class_=Tenants)
-        else:
-            event.listen(sessions, "do_orm_execute", _without_deleted)
-        queue = PgQueue(sessions)
-
-        @queue.task(name="read")
-        async def read(session: AsyncSession) -> list[str]:
-            return list(await session.scalars(select(Note.word)))
-
-        with Session(engine) as session, session.begin():
-            session.add_all([Note(word="seen"), Note(word="deleted", is_deleted=True)])
-
-        assert asyncio.run(read()) == ["seen"]
-
-    def test_has_its_options_and_never_expires(self, engine: Engine) -> None:
+    def test_the_async_session_of_a_queue_has_its_options_and_never_expires(
+        self, engine: Engine
+    ) -> None:
         clone = engine.execution_options(tenant=7)
         queue = PgQueue(
             sessionmaker(clone, autoflush=False, twophase=True, autobegin=False, info={"n": 7})
@@ -456,35 +437,7 @@ class TestTheAsyncSessionOfTheQueue:
         assert asyncio.run(look()) == [[[]], "kept", 7, 7]
         assert words(engine) == ["kept"]
 
-    def test_is_in_one_transaction_whatever_it_chooses(self, engine: Engine) -> None:
-        CHOICE["engine"] = engine
-        queue = PgQueue(sessionmaker(engine, class_=Chosen, binds={Base: engine}))
 
-        @queue.task(name="write")
-        async def write(session: AsyncSession) -> None:
-            session.add(Note(word="written"))
-            await session.flush()
-            raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            asyncio.run(write())
-        assert words(engine) == []
-
-    def test_blocks_no_event_loop_for_another_database(
-        self, engine: Engine, empty_database_url: str
-    ) -> None:
-        elsewhere = create_engine(empty_database_url)
-        queue = PgQueue(sessionmaker(engine, binds={Base: elsewhere}))
-
-        @queue.task(name="write")
-        async def write(session: AsyncSession) -> None:
-            session.add(Note(word="elsewhere"))
-
-        with pytest.raises(ArgumentsError, match="would block the event loop"):
-            asyncio.run(write())
-
-
-STRICTER = ("REPEATABLE READ", "SERIALIZABLE")
 LEVEL = text("SELECT current_setting('transaction_isolation')")
 
 
@@ -511,7 +464,9 @@ class TestTheIsolationOfTheApplication:
             ("psycopg2", "SERIALIZABLE"),
         ],
     )
-    def test_is_that_of_handlers(self, engine: Engine, made: str, level: str) -> None:
+    def test_handlers_have_the_isolation_of_the_application(
+        self, engine: Engine, made: str, level: str
+    ) -> None:
         own = of_level(engine, level, made)
         queue = PgQueue(own)
         found: list[str] = []
@@ -535,7 +490,7 @@ class TestTheIsolationOfTheApplication:
         assert found == [level.lower()] * 4
         own.dispose()
 
-    def test_that_is_autocommit_gives_handlers_a_transaction(self, engine: Engine) -> None:
+    def test_an_engine_in_autocommit_gives_handlers_a_transaction(self, engine: Engine) -> None:
         queue = PgQueue(of_level(engine, "AUTOCOMMIT", "create_engine"))
         found: list[str] = []
 
@@ -605,7 +560,9 @@ class TestATransactionThatCannotBeSerialized:
         with engine.begin() as connection:
             connection.execute(text("UPDATE notes SET is_deleted = NOT is_deleted"))
 
-    def test_at_a_statement_of_its_handler(self, engine: Engine, run: Any) -> None:
+    def test_a_handler_begins_again_when_a_statement_cannot_be_serialized(
+        self, engine: Engine, run: Any
+    ) -> None:
         self.write_first(engine)
 
         def act(session: Session, ctx: JobContext, begun: int) -> None:
@@ -620,7 +577,9 @@ class TestATransactionThatCannotBeSerialized:
             assert session.scalars(select(Job.attempts)).one() == 1
             assert PgQueue(engine).check(session) == []
 
-    def test_at_its_commit(self, engine: Engine, run: Any) -> None:
+    def test_a_handler_begins_again_when_its_commit_cannot_be_serialized(
+        self, engine: Engine, run: Any
+    ) -> None:
         def act(session: Session, ctx: JobContext, begun: int) -> None:
             count = len(session.scalars(select(Note)).all())
             if begun == 1:
@@ -635,7 +594,7 @@ class TestATransactionThatCannotBeSerialized:
     @pytest.mark.parametrize(
         ("max_attempts", "begun"), [(2, [1] * 6), (1, [1])], ids=["again and again", "at once"]
     )
-    def test_again_and_again_fails_in_the_end_and_at_once_where_one_attempt_is_all(
+    def test_a_handler_that_is_never_serialized_fails_in_the_end(
         self, engine: Engine, run: Any, max_attempts: int, begun: list[int]
     ) -> None:
         self.write_first(engine)
@@ -649,7 +608,7 @@ class TestATransactionThatCannotBeSerialized:
         assert words(engine) == ["first"]
 
     @pytest.mark.parametrize("meanwhile", ["cancelled", "stale"])
-    def test_is_not_begun_again_when_its_job_was_cancelled_or_its_lease_has_passed_on(
+    def test_a_handler_is_not_begun_again_when_its_job_was_cancelled_or_its_lease_has_passed_on(
         self, engine: Engine, run: Any, meanwhile: str
     ) -> None:
         def act(session: Session, ctx: JobContext, begun: int) -> None:
@@ -663,7 +622,7 @@ class TestATransactionThatCannotBeSerialized:
         assert run(act, level="SERIALIZABLE") == ({meanwhile: 1}, [1])
         assert words(engine) == []
 
-    def test_because_of_a_deadlock_is_begun_again_at_any_level(
+    def test_a_handler_begins_again_after_a_deadlock_at_any_level(
         self, engine: Engine, run: Any
     ) -> None:
         with Session(engine) as session, session.begin():
@@ -704,7 +663,9 @@ class TestTheServersLimitsOnTransactions:
     @pytest.mark.parametrize(
         "limit", ["idle_in_transaction_session_timeout", "transaction_timeout"]
     )
-    def test_shorter_than_the_timeout(self, engine: Engine, limit: str, kind: str) -> None:
+    def test_limits_of_the_server_shorter_than_the_timeout_end_no_handler(
+        self, engine: Engine, limit: str, kind: str
+    ) -> None:
         with engine.connect() as connection:
             version = connection.scalar(text("SHOW server_version_num"))
             if int(version) < 170000 and limit == "transaction_timeout":

@@ -258,7 +258,9 @@ class TestSessions:
 
     @pytest.mark.parametrize("door", [by_enqueue, by_many], ids=lambda door: door.__name__)
     @pytest.mark.parametrize("wrong", ["None", "Connection", "AsyncSession", "the class"])
-    def test_it_is_named_with_the_right_one(self, shared: Engine, wrong: str, door: Door) -> None:
+    def test_a_wrong_session_is_named_with_the_right_one(
+        self, shared: Engine, wrong: str, door: Door
+    ) -> None:
         given: dict[str, Any] = {
             "None": lambda: None,
             "Connection": shared.connect,
@@ -294,13 +296,15 @@ class TestSessions:
         assert_says(many.value, "shop.pay", words)
 
     @pytest.mark.parametrize("door", [by_enqueue, by_many], ids=lambda door: door.__name__)
-    def test_one_without_an_engine_for_jobs_is_named(self, shared: Engine, door: Door) -> None:
+    def test_a_session_without_an_engine_for_jobs_is_named(
+        self, shared: Engine, door: Door
+    ) -> None:
         said = r"task shop.pay: .* \{Job: engine\}"
         with Session(binds={Order: shared}) as session, pytest.raises(NotBound, match=said):
             door(session, pay, (1,), {})
 
     @pytest.mark.parametrize("door", [by_enqueue, by_many], ids=lambda door: door.__name__)
-    def test_one_on_another_database_is_named(self, door: Door) -> None:
+    def test_a_session_on_another_database_is_named(self, door: Door) -> None:
         said = r"task shop.pay: .* sqlite, .* PostgreSQL"
         elsewhere = Session(create_engine("sqlite://"))
         with elsewhere as session, pytest.raises(ArgumentsError, match=said):
@@ -316,7 +320,7 @@ def test_a_payload_limit_that_makes_no_sense_is_refused(limit: Any) -> None:
 class TestAccepted:
     """What only looks bad."""
 
-    def test_it_comes_back_as_it_went_in(self, shared: Engine) -> None:
+    def test_an_accepted_value_comes_back_as_it_went_in(self, shared: Engine) -> None:
         stored = text("SELECT args::text FROM pgqueue.jobs WHERE id = ANY(:ids)")
         with Session(shared) as session:
             for value in ACCEPTED.values():

@@ -89,7 +89,7 @@ def test_what_cannot_be_changed_is_said_in_words(queue: PgQueue) -> None:
 
 
 class TestPriorityAndTime:
-    def test_the_priority_changes_and_the_time_stays(self, queue: PgQueue) -> None:
+    def test_an_edited_priority_changes_and_the_time_stays(self, queue: PgQueue) -> None:
         later, first = (queue.tasks["bill"].delay(name) for name in ("later", "first"))
 
         assert change(queue, first.id, priority=0) is Change.CHANGED
@@ -102,7 +102,9 @@ class TestPriorityAndTime:
         run(queue)
         assert [name for name, *_ in seen] == ["first", "later"]
 
-    def test_a_delay_counts_from_now_and_a_time_in_the_past_means_now(self, queue: PgQueue) -> None:
+    def test_an_edited_delay_counts_from_now_and_a_time_in_the_past_means_now(
+        self, queue: PgQueue
+    ) -> None:
         one = queue.tasks["bill"].delay("x")
 
         assert change(queue, one.id, delay=HOUR) is Change.CHANGED
@@ -120,7 +122,7 @@ class TestPriorityAndTime:
             ({"run_at": datetime(2030, 1, 1, tzinfo=UTC), "delay": HOUR}, "give one of them"),
         ],
     )
-    def test_wrong_values_are_refused(
+    def test_wrong_values_of_an_edit_are_refused(
         self, queue: PgQueue, values: dict[str, Any], words: str
     ) -> None:
         with pytest.raises(OptionError, match=words):
@@ -128,7 +130,7 @@ class TestPriorityAndTime:
 
 
 class TestArguments:
-    def test_some_change_and_the_others_stay(self, queue: PgQueue) -> None:
+    def test_some_arguments_change_and_the_others_stay(self, queue: PgQueue) -> None:
         one = queue.tasks["bill"].delay("x", amount=7)
 
         assert change(queue, one.id, args={"day": date(2026, 2, 3)}) is Change.CHANGED
@@ -245,7 +247,7 @@ class TestUniqueKeys:
         assert task.delay(2).id == one.id
         assert task.delay(1).is_new
 
-    def test_it_waits_for_another_transaction_that_takes_the_key(self, queue: PgQueue) -> None:
+    def test_an_edit_waits_for_another_transaction_that_takes_the_key(self, queue: PgQueue) -> None:
         task = queue.tasks["unique"]
         one = task.delay(1)
         changes: list[Change] = []
@@ -303,7 +305,7 @@ class TestRequeue:
             assert ended.status is JobStatus.SUCCEEDED
             assert [attempt.error for attempt in ended.failed_attempts] == ["-1"]
 
-    def test_wrong_arguments_leave_it_failed(self, queue: PgQueue) -> None:
+    def test_a_requeue_with_wrong_arguments_leaves_the_job_failed(self, queue: PgQueue) -> None:
         one = queue.tasks["bill"].delay("x", amount=-1)
         run(queue)
 
@@ -312,7 +314,7 @@ class TestRequeue:
 
         assert status(queue, one.id) is JobStatus.FAILED
 
-    def test_its_unique_key_is_that_of_the_new_arguments(self, queue: PgQueue) -> None:
+    def test_a_requeued_job_has_the_unique_key_of_its_new_arguments(self, queue: PgQueue) -> None:
         task = queue.tasks["unique"]
         one = task.delay(1)
         with queue.session() as session, session.begin():
@@ -335,7 +337,7 @@ class TestRequeue:
 
 
 class TestMove:
-    def test_it_runs_in_its_new_queue_with_its_attempts(self, queue: PgQueue) -> None:
+    def test_a_moved_job_runs_in_its_new_queue_with_its_attempts(self, queue: PgQueue) -> None:
         job_id = queue.tasks["bill"].delay("ada").id
 
         assert change(queue, job_id, queue="urgent") is Change.CHANGED
@@ -343,12 +345,12 @@ class TestMove:
         Worker(queue, queues=["urgent"]).run_until_empty(timeout=60)
         assert (job(queue, job_id).queue, status(queue, job_id)) == ("urgent", "succeeded")
 
-    def test_to_its_own_queue_is_no_change(self, queue: PgQueue) -> None:
+    def test_a_move_to_its_own_queue_is_no_change(self, queue: PgQueue) -> None:
         job_id = queue.tasks["bill"].delay("ada").id
 
         assert change(queue, job_id, queue="default") is Change.UNCHANGED
 
-    def test_one_that_waits_for_a_limit_of_its_task_keeps_it(self, queue: PgQueue) -> None:
+    def test_a_moved_job_that_waits_for_a_limit_of_its_task_keeps_it(self, queue: PgQueue) -> None:
         job_id = queue.tasks["limited"].delay(1).id
         before = job(queue, job_id).limit_keys
 
@@ -359,7 +361,7 @@ class TestMove:
         assert status(queue, job_id) == "succeeded"
 
     @pytest.mark.parametrize(("first", "second"), [("narrow", "default"), ("default", "narrow")])
-    def test_not_out_of_a_queue_with_limits_nor_into_one(
+    def test_no_job_is_moved_out_of_a_queue_with_limits_nor_into_one(
         self, engine: Engine, first: str, second: str
     ) -> None:
         queue = PgQueue(engine, queue_limits={"narrow": Limit(1)})
@@ -374,7 +376,7 @@ class TestMove:
         assert (outcome.changed, outcome.counts) == (0, {"refused": 1})
         assert job(queue, job_id).queue == first
 
-    def test_not_where_another_job_has_its_key(self, queue: PgQueue) -> None:
+    def test_no_job_is_moved_where_another_job_has_its_key(self, queue: PgQueue) -> None:
         unique = queue.tasks["unique"]
         first = unique.options(queue="urgent").delay(7).id
         second = unique.delay(7).id
@@ -386,7 +388,9 @@ class TestMove:
         assert outcome.counts == {"key_taken": 1}
         assert job(queue, second).queue == "default"
 
-    def test_of_many_those_with_keys_and_limits_too(self, queue: PgQueue, engine: Engine) -> None:
+    def test_many_jobs_are_moved_with_their_keys_and_limits(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
         for name in ("bill", "unique", "limited"):
             queue.tasks[name].delay(*(("ada",) if name == "bill" else (1,)))
 
@@ -396,7 +400,7 @@ class TestMove:
         with Session(engine) as session:
             assert set(session.scalars(select(Job.queue))) == {"urgent"}
 
-    def test_without_the_app_it_is_refused(self, queue: PgQueue, engine: Engine) -> None:
+    def test_a_move_without_the_app_is_refused(self, queue: PgQueue, engine: Engine) -> None:
         queue.tasks["bill"].delay("ada")
 
         outcome = PgQueue(engine).operate("ada").change(Selection(task="bill"), queue="urgent")
