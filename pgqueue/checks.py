@@ -71,7 +71,7 @@ def check_known_task_name(name: Any) -> None:
     """Check a name that must be that of an existing task."""
     if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
         raise OptionError(
-            f"{shown(name)} is no name of a task; give task.name, as in 'shop.jobs.send'"
+            f"{shown(name)} is not the name of a task; give task.name, as in 'shop.jobs.send'"
         )
 
 

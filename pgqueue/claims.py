@@ -26,7 +26,7 @@ from pgqueue.events import AttemptCallback, AttemptEnded, AttemptOutcome, attemp
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.ended import event_of, log_job_failure, since_due
 from pgqueue.handler.outcome import after_error, log_final_failure, obstacle, outcome_of, unreadable
-from pgqueue.handler.transaction import Stale, settle_in_transaction
+from pgqueue.handler.transaction import LeasePassedOn, settle_in_transaction
 from pgqueue.meta import read_meta
 from pgqueue.middleware import around_async_handlers, around_handlers
 from pgqueue.outcomes import Cancelled, Outcome, Released, Succeeded
@@ -194,7 +194,7 @@ class OpenClaim:
                 ) from error
             if connection.invalidated:
                 raise  # the server has undone all, and the job is free again
-            is_deleted = isinstance(error, Stale)
+            is_deleted = isinstance(error, LeasePassedOn)
             outcome = Cancelled("") if is_deleted else after_error(task, claimed, error)
             job_outcome = attempts.settle([(claimed, outcome)]).get(job.job_id, "cancelled")
         except BaseException:

@@ -121,7 +121,7 @@ class JobContext:
         if self.finishing is None:
             raise PgQueueError(
                 f"{where} needs a thread of a worker, which neither a child process nor a "
-                "JobContext made by hand has: leave executor='process' away, or open "
+                "JobContext made by hand has: omit executor='process', or open "
                 "queue.session() in the handler"
             )
         return self.finishing

@@ -13,7 +13,7 @@ from typing import Any
 
 from pgqueue.errors import OptionError
 from pgqueue.models import JobStatus
-from pgqueue.repository.conditions import WRITTEN, JobFilter, Kind
+from pgqueue.repository.conditions import WRITTEN, JobFilter, ValueKind
 from pgqueue.repository.error_groups import LONGEST_MUTE as LONGEST_MUTE
 from pgqueue.repository.error_groups import in_hex as in_hex
 
@@ -245,28 +245,28 @@ def _statuses(which: JobFilter) -> list[str]:
     return sorted(which.statuses)
 
 
-READERS: Mapping[Kind, Callable[[re.Match[str]], Any]] = {
-    Kind.TEXT: _read_text,
-    Kind.JOB: _read_id,
-    Kind.BATCH: _read_id,
-    Kind.ARGUMENTS: _read_argument,
-    Kind.ERROR: _read_error,
-    Kind.PART: _read_text,
-    Kind.SINCE: _read_time(">"),
-    Kind.UNTIL: _read_time("<"),
-    Kind.SPAN: _read_span_of,
+READERS: Mapping[ValueKind, Callable[[re.Match[str]], Any]] = {
+    ValueKind.TEXT: _read_text,
+    ValueKind.JOB: _read_id,
+    ValueKind.BATCH: _read_id,
+    ValueKind.ARGUMENTS: _read_argument,
+    ValueKind.ERROR: _read_error,
+    ValueKind.PART: _read_text,
+    ValueKind.SINCE: _read_time(">"),
+    ValueKind.UNTIL: _read_time("<"),
+    ValueKind.SPAN: _read_span_of,
 }
 """How a word of a line is read; None: it is no word of this kind."""
 
-WRITERS: Mapping[Kind, Callable[[str, Any], str]] = {
-    Kind.TEXT: word_of,
-    Kind.JOB: _write_id,
-    Kind.BATCH: _write_id,
-    Kind.ARGUMENTS: _write_arguments,
-    Kind.ERROR: lambda word, value: f"{word}:{in_hex(value)}",
-    Kind.PART: word_of,
-    Kind.SINCE: _write_time(">"),
-    Kind.UNTIL: _write_time("<"),
-    Kind.SPAN: lambda word, value: f"{word}:>{span_in_words(value)}",
+WRITERS: Mapping[ValueKind, Callable[[str, Any], str]] = {
+    ValueKind.TEXT: word_of,
+    ValueKind.JOB: _write_id,
+    ValueKind.BATCH: _write_id,
+    ValueKind.ARGUMENTS: _write_arguments,
+    ValueKind.ERROR: lambda word, value: f"{word}:{in_hex(value)}",
+    ValueKind.PART: word_of,
+    ValueKind.SINCE: _write_time(">"),
+    ValueKind.UNTIL: _write_time("<"),
+    ValueKind.SPAN: lambda word, value: f"{word}:>{span_in_words(value)}",
 }
 """How a condition is written as a word of a line."""

@@ -152,7 +152,9 @@ class PgQueue(Operations):
         check_version(version)
         self.version = version
         if secret is not None and (not isinstance(secret, str) or not secret):
-            raise OptionError("PgQueue: secret is no text, or an empty one; give random characters")
+            raise OptionError(
+                "PgQueue: secret must be a text that is not empty; give random characters"
+            )
         self._secret = secret
         self._nodes = nodes if nodes is None or nodes == CITUS else checked_nodes(nodes)
         self.schedules = Schedules(self.tasks, self.find, application)

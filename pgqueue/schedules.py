@@ -14,7 +14,13 @@ from pgqueue.database.callers import AnySession, executor, in_transaction, trans
 from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.errors import DuplicateSchedule, OptionError, TaskDefinitionError, UnknownOption
 from pgqueue.repository.schedules import ScheduleRows, ScheduleState
-from pgqueue.rules.ticks import Rule, checked_catch_up, checked_overlap, checked_rule, next_after
+from pgqueue.rules.ticks import (
+    ScheduleRule,
+    checked_catch_up,
+    checked_overlap,
+    checked_rule,
+    next_after,
+)
 from pgqueue.tasks import Task
 from pgqueue.tasks.address import module_of
 
@@ -44,7 +50,7 @@ class Declaration:
 
     name: str
     task: str
-    rule: Rule
+    rule: ScheduleRule
     catch_up: int
     overlap: str
     args: str
@@ -165,7 +171,7 @@ class Schedules:
             if options:
                 merged = {**json.loads(call.options), **checked_options(task, name, options)}
                 values["options"] = json.dumps(merged)
-        if rule != Rule(state.cron, state.every, state.timezone):
+        if rule != ScheduleRule(state.cron, state.every, state.timezone):
             values["next_at"] = next_after(rule, state.read_at, state.last_tick_at)
         rows.change(name, values)
 
@@ -277,7 +283,7 @@ class Schedules:
         came_back = row.declaration is None
         if came_back:
             values["paused_at"] = None
-        if came_back or declared.rule != Rule(state.cron, state.every, state.timezone):
+        if came_back or declared.rule != ScheduleRule(state.cron, state.every, state.timezone):
             values["next_at"] = next_after(declared.rule, state.read_at, state.last_tick_at)
         rows.change(declared.name, values)
         logger.info("schedule %s: changed to what the code declares", declared.name)
@@ -304,7 +310,7 @@ class Schedules:
 
 def declaration(
     task: Any,
-    rule: Rule,
+    rule: ScheduleRule,
     name: str,
     args: Any,
     catch_up: Any,

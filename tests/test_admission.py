@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from pgqueue.rules.admission import (
     Buckets,
+    LimitRule,
     Place,
-    Rule,
     TurnGroup,
     Turns,
-    Waiting,
+    WaitingJob,
     after_starts,
     after_turns,
     held_by_key,
@@ -24,15 +24,15 @@ from pgqueue.rules.admission import (
 from pgqueue.rules.limits import name_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-ANY = Rule(2)
-STRICT = Rule(1, is_strict=True)
-SKIPPING = Rule(1, is_strict=True, skips_failed=True)
+ANY = LimitRule(2)
+STRICT = LimitRule(1, is_strict=True)
+SKIPPING = LimitRule(1, is_strict=True, skips_failed=True)
 
 RULES = st.fixed_dictionaries(
     {
-        "queue:mail": st.builds(Rule, st.integers(0, 4)),
-        "task": st.builds(Rule, st.integers(0, 4)),
-        "strict": st.builds(Rule, st.integers(0, 1), st.just(True), st.booleans()),
+        "queue:mail": st.builds(LimitRule, st.integers(0, 4)),
+        "task": st.builds(LimitRule, st.integers(0, 4)),
+        "strict": st.builds(LimitRule, st.integers(0, 1), st.just(True), st.booleans()),
     }
 )
 KEYS = st.sets(
@@ -44,7 +44,7 @@ JOBS = st.lists(
     st.tuples(KEYS, st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=25
 ).map(
     lambda rows: [
-        Waiting(keys, priority, EPOCH + timedelta(seconds=second), number, is_due=is_due)
+        WaitingJob(keys, priority, EPOCH + timedelta(seconds=second), number, is_due=is_due)
         for number, (keys, priority, second, is_due) in enumerate(rows)
     ]
 )
@@ -53,13 +53,13 @@ HELD = st.dictionaries(st.sampled_from(["queue:mail", "task 1", "strict 1"]), st
 
 def job(
     *keys: str, id: int = 1, second: int = 0, priority: int = 5, is_due: bool = True
-) -> Waiting:
-    return Waiting(keys, priority, EPOCH + timedelta(seconds=second), id, is_due=is_due)
+) -> WaitingJob:
+    return WaitingJob(keys, priority, EPOCH + timedelta(seconds=second), id, is_due=is_due)
 
 
 @given(waiting=JOBS, held=HELD, rules=RULES, locked=st.sets(st.integers(0, 24)))
 def test_no_key_gets_more_places_than_its_capacity(
-    waiting: list[Waiting], held: dict[str, int], rules: dict[str, Rule], locked: set[int]
+    waiting: list[WaitingJob], held: dict[str, int], rules: dict[str, LimitRule], locked: set[int]
 ) -> None:
     admitted = set(to_admit(waiting, held, rules, locked=locked, most=100))
 
@@ -77,7 +77,7 @@ def test_no_key_gets_more_places_than_its_capacity(
 
 @given(waiting=JOBS, held=HELD, rules=RULES, locked=st.sets(st.integers(0, 24)))
 def test_under_a_strict_key_no_job_overtakes_another(
-    waiting: list[Waiting], held: dict[str, int], rules: dict[str, Rule], locked: set[int]
+    waiting: list[WaitingJob], held: dict[str, int], rules: dict[str, LimitRule], locked: set[int]
 ) -> None:
     admitted = set(to_admit(waiting, held, rules, locked=locked, most=100))
 
@@ -94,7 +94,7 @@ def test_under_a_strict_key_no_job_overtakes_another(
 
 @given(waiting=JOBS, held=HELD, rules=RULES)
 def test_a_job_stays_only_for_a_reason(
-    waiting: list[Waiting], held: dict[str, int], rules: dict[str, Rule]
+    waiting: list[WaitingJob], held: dict[str, int], rules: dict[str, LimitRule]
 ) -> None:
     """It is not due, a limit is unknown or full, or a strict key has an earlier job that stays."""
     admitted = set(to_admit(waiting, held, rules, most=100))
@@ -119,7 +119,7 @@ def test_jobs_are_admitted_in_the_order_of_priority_time_and_id() -> None:
         job("task", id=4, second=9, priority=0),
     ]
 
-    assert to_admit(waiting, {}, {"task": Rule(3)}, most=10) == [4, 2, 3]
+    assert to_admit(waiting, {}, {"task": LimitRule(3)}, most=10) == [4, 2, 3]
 
 
 def test_a_locked_job_lets_others_pass_but_not_under_a_strict_key() -> None:
@@ -132,7 +132,7 @@ def test_a_locked_job_lets_others_pass_but_not_under_a_strict_key() -> None:
 def test_no_more_are_admitted_at_once_than_asked_for() -> None:
     waiting = [job("task", id=number) for number in range(10)]
 
-    assert len(to_admit(waiting, {}, {"task": Rule(9)}, most=4)) == 4
+    assert len(to_admit(waiting, {}, {"task": LimitRule(9)}, most=4)) == 4
 
 
 def test_a_job_that_cannot_start_now_gives_its_place_back_unless_it_blocks() -> None:
@@ -152,7 +152,7 @@ def test_a_job_that_cannot_start_now_gives_its_place_back_unless_it_blocks() -> 
 
 MILLISECOND = timedelta(milliseconds=1)
 RATES = st.builds(
-    Rule,
+    LimitRule,
     st.integers(1, 12),
     period=st.integers(1, 5000).map(lambda number: number * MILLISECOND),
     burst=st.integers(1, 6),
@@ -162,7 +162,7 @@ RATES = st.builds(
 class RatedKey:
     """One key of a rate, with the starts that it has admitted and the jobs that have started."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: LimitRule) -> None:
         self.rules = {"api": rule}
         self.full_at: dict[str, datetime] = {}
         self.unstarted = 0
@@ -201,7 +201,7 @@ def most_in(times: list[datetime], period: timedelta) -> int:
     ),
 )
 def test_no_period_has_more_starts_than_the_rate_and_its_burst_allow(
-    rule: Rule, rounds: list[tuple[int, int, int]]
+    rule: LimitRule, rounds: list[tuple[int, int, int]]
 ) -> None:
     """Workers that are busy start what was admitted late, and all at once."""
     assert rule.period is not None
@@ -216,7 +216,9 @@ def test_no_period_has_more_starts_than_the_rate_and_its_burst_allow(
 
 
 @given(rule=RATES)
-def test_a_round_at_the_time_of_the_next_token_admits_and_one_before_does_not(rule: Rule) -> None:
+def test_a_round_at_the_time_of_the_next_token_admits_and_one_before_does_not(
+    rule: LimitRule,
+) -> None:
     key, now = RatedKey(rule), EPOCH
     for _ in range(10):
         wait = key.admit(now, waiting=100)
@@ -234,33 +236,33 @@ def test_a_round_at_the_time_of_the_next_token_admits_and_one_before_does_not(ru
 def test_a_bucket_that_was_emptied_under_a_slower_rate_or_a_later_clock_is_soon_used_again() -> (
     None
 ):
-    key = RatedKey(Rule(1, period=timedelta(hours=1), burst=2))
+    key = RatedKey(LimitRule(1, period=timedelta(hours=1), burst=2))
     key.admit(EPOCH, waiting=2)
     key.start(EPOCH, 2)
     assert key.admit(EPOCH, waiting=1) == timedelta(hours=1)
 
-    key.rules = {"api": Rule(60, period=timedelta(hours=1), burst=2)}
+    key.rules = {"api": LimitRule(60, period=timedelta(hours=1), burst=2)}
     assert key.admit(EPOCH, waiting=1) == timedelta(minutes=1)
     assert key.admit(EPOCH - timedelta(days=1), waiting=1) == timedelta(minutes=1)
 
 
 def test_a_rate_of_zero_admits_nothing_and_waits_for_no_token() -> None:
-    key = RatedKey(Rule(0, period=timedelta(hours=1), burst=5))
+    key = RatedKey(LimitRule(0, period=timedelta(hours=1), burst=5))
 
     assert key.admit(EPOCH, waiting=3) is None
     assert key.admitted == []
 
 
-FAIR = {"fair": Rule(1_000_000, is_fair=True), "task": Rule(2)}
+FAIR = {"fair": LimitRule(1_000_000, is_fair=True), "task": LimitRule(2)}
 TENANTS = st.lists(st.sampled_from("abcd"), max_size=40)
 
 
-def tenants_of(waiting: list[Waiting], admitted: list[int]) -> list[str]:
+def tenants_of(waiting: list[WaitingJob], admitted: list[int]) -> list[str]:
     by_id = {one.job_id: one.limit_keys[0].removeprefix("fair ") for one in waiting}
     return [by_id[job_id] for job_id in admitted]
 
 
-def of_tenants(tenants: list[str] | str) -> list[Waiting]:
+def of_tenants(tenants: list[str] | str) -> list[WaitingJob]:
     return [job(f"fair {one}", id=number, second=number) for number, one in enumerate(tenants)]
 
 
@@ -340,6 +342,6 @@ def test_turns_are_taken_within_a_priority_and_others_keep_their_places() -> Non
 
 def test_a_key_with_a_capacity_of_its_own_lets_the_others_take_their_turns() -> None:
     waiting = of_tenants("aabab")
-    rules = {**FAIR, "fair a": Rule(0, is_fair=True)}
+    rules = {**FAIR, "fair a": LimitRule(0, is_fair=True)}
 
     assert to_admit(waiting, {}, rules, most=9, turns=Turns(most_ready=9)) == [2, 4]

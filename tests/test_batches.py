@@ -32,7 +32,7 @@ from pgqueue.repository.batches import Batches
 from pgqueue.tables import Batch, BatchJob
 from pgqueue.testing import run_jobs
 from pgqueue.worker.duties.batches import BatchEnds
-from pgqueue.worker.duties.prune import Progress, PruneRound
+from pgqueue.worker.duties.prune import PruneRound, RoundState
 
 AT_ONCE = timedelta(0)
 
@@ -529,7 +529,7 @@ def connection(engine: Engine) -> Iterator[Connection]:
 
 def pruned(shop: Shop, connection: Connection) -> None:
     prune_round = PruneRound(shop.queue.retention)
-    while prune_round.step(connection) is Progress.MORE:
+    while prune_round.step(connection) is RoundState.MORE:
         pass
 
 

@@ -43,7 +43,7 @@ def test_a_changed_token_is_refused_whatever_was_changed() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     for secret in ("", b"bytes", 7):
-        with pytest.raises(OptionError, match="secret is no text"):
+        with pytest.raises(OptionError, match="secret must be a text"):
             PgQueue(secret=secret)  # type: ignore[arg-type]  # the wrong type
     with pytest.raises(OptionError, match="no secret to sign tokens"):
         PgQueue().token(4711)

@@ -20,7 +20,7 @@ from pgqueue import OptionError
 from pgqueue.rules.ticks import (
     Firing,
     Overlap,
-    Rule,
+    ScheduleRule,
     Standing,
     checked_catch_up,
     checked_overlap,
@@ -136,7 +136,7 @@ def test_ticks_are_those_that_a_look_at_the_clock_each_minute_finds(
     zone, day = place
     noon = datetime.fromisoformat(f"{day}T12:00+00:00")
     hour = "*" if hours is None else listed(hours)
-    rule = Rule(f"{listed(minutes)} {hour} * * *", None, zone)
+    rule = ScheduleRule(f"{listed(minutes)} {hour} * * *", None, zone)
 
     ticks = takewhile(lambda tick: tick <= noon + 2 * DAY, rule.ticks(noon - DAY))
 
@@ -148,7 +148,7 @@ def at(zone: str, rule: str, day: str) -> list[str]:
     tz = ZoneInfo(zone)
     start = datetime.fromisoformat(f"{day}T00:00").replace(tzinfo=tz).astimezone(UTC)
     end = start + 26 * HOUR
-    ticks = Rule(rule, None, zone).ticks(start - timedelta(seconds=1))
+    ticks = ScheduleRule(rule, None, zone).ticks(start - timedelta(seconds=1))
     local = (tick.astimezone(tz) for tick in islice(ticks, 100) if tick < end)
     return [one.strftime("%H:%M%z") for one in local if one.date().isoformat() == day]
 
@@ -167,7 +167,7 @@ class TestClocksSetForward:
         ]
 
     def test_a_day_that_a_zone_leaves_out_runs_once_when_it_is_over(self) -> None:
-        rule = Rule("0 9 * * *", None, "Pacific/Apia")
+        rule = ScheduleRule("0 9 * * *", None, "Pacific/Apia")
         after = datetime(2011, 12, 29, 18, tzinfo=UTC)
 
         local = [tick.astimezone(ZoneInfo("Pacific/Apia")) for tick in islice(rule.ticks(after), 3)]
@@ -196,7 +196,7 @@ class TestClocksSetBack:
         ]
 
     def test_an_interval_knows_no_clock(self) -> None:
-        rule = Rule(None, HOUR, "Europe/Berlin")
+        rule = ScheduleRule(None, HOUR, "Europe/Berlin")
         midnight = datetime(2026, 10, 25, tzinfo=UTC)
 
         assert list(islice(rule.ticks(midnight), 3)) == [midnight + n * HOUR for n in (1, 2, 3)]
@@ -204,13 +204,13 @@ class TestClocksSetBack:
 
 class TestZoneThatChangedItsRules:
     def test_each_tick_has_the_offset_of_its_own_day(self) -> None:
-        rule = Rule("0 12 26 10 *", None, "Europe/Moscow")
+        rule = ScheduleRule("0 12 26 10 *", None, "Europe/Moscow")
         ticks = islice(rule.ticks(datetime(2010, 1, 1, tzinfo=UTC)), 6)
 
         assert [tick.hour for tick in ticks] == [8, 8, 8, 8, 9, 9]
 
     def test_no_summer_time_is_left_after_its_end(self) -> None:
-        rule = Rule("0 0 1 1,12 *", None, "America/Sao_Paulo")
+        rule = ScheduleRule("0 0 1 1,12 *", None, "America/Sao_Paulo")
         ticks = islice(rule.ticks(datetime(2018, 6, 1, tzinfo=UTC)), 3)
 
         assert [tick.hour for tick in ticks] == [2, 2, 3]
@@ -224,7 +224,7 @@ class TestZoneThatChangedItsRules:
 def test_ticks_are_later_each_time_and_the_same_wherever_one_begins(
     cron: str, zone: str, after: datetime
 ) -> None:
-    rule = Rule(cron, None, zone)
+    rule = ScheduleRule(cron, None, zone)
     first, second, third = islice(rule.ticks(after.replace(tzinfo=UTC)), 3)
 
     assert after.replace(tzinfo=UTC) < first < second < third
@@ -234,7 +234,7 @@ def test_ticks_are_later_each_time_and_the_same_wherever_one_begins(
 
 
 def test_an_interval_counts_from_the_epoch_whenever_a_worker_starts() -> None:
-    rule = Rule(None, 5 * MINUTE)
+    rule = ScheduleRule(None, 5 * MINUTE)
     noon = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
     assert rule.next_tick(noon) == noon + 5 * MINUTE
@@ -245,15 +245,17 @@ def test_an_interval_counts_from_the_epoch_whenever_a_worker_starts() -> None:
 def test_the_last_ticks_of_a_long_outage_are_found_without_visiting_all() -> None:
     began = datetime(2006, 1, 1, tzinfo=UTC)
 
-    assert Rule(None, timedelta(seconds=1)).latest(began, NOW, 1) == [NOW]
-    assert Rule("* * * * *", None).latest(began, NOW, 2) == [
+    assert ScheduleRule(None, timedelta(seconds=1)).latest(began, NOW, 1) == [NOW]
+    assert ScheduleRule("* * * * *", None).latest(began, NOW, 2) == [
         NOW.replace(second=0) - MINUTE,
         NOW.replace(second=0),
     ]
-    assert Rule("0 0 29 2 *", None).latest(began, NOW, 1) == [datetime(2024, 2, 29, tzinfo=UTC)]
+    assert ScheduleRule("0 0 29 2 *", None).latest(began, NOW, 1) == [
+        datetime(2024, 2, 29, tzinfo=UTC)
+    ]
 
 
-HOURLY = Rule("0 * * * *", None)
+HOURLY = ScheduleRule("0 * * * *", None)
 NOON = NOW.replace(second=0)
 
 
@@ -332,9 +334,9 @@ class TestOverlap:
         st.sampled_from(
             [
                 HOURLY,
-                Rule("*/5 * * * *", None, "Asia/Tehran"),
-                Rule(None, timedelta(minutes=7)),
-                Rule("30 2 * * *", None, "Europe/Berlin"),
+                ScheduleRule("*/5 * * * *", None, "Asia/Tehran"),
+                ScheduleRule(None, timedelta(minutes=7)),
+                ScheduleRule("30 2 * * *", None, "Europe/Berlin"),
             ]
         ),
         min_size=1,
@@ -346,7 +348,11 @@ class TestOverlap:
     running=st.lists(st.booleans(), min_size=8, max_size=8),
 )
 def test_no_tick_is_fired_twice_whatever_the_rule_and_the_clock_do(
-    rules: list[Rule], steps: list[int], catch_up: int, overlap: Overlap, running: list[bool]
+    rules: list[ScheduleRule],
+    steps: list[int],
+    catch_up: int,
+    overlap: Overlap,
+    running: list[bool],
 ) -> None:
     """The rule changes and changes back, and the clock of the server is set back by hours."""
     now = datetime(2026, 3, 28, 20, tzinfo=UTC)

@@ -15,7 +15,7 @@ from pgqueue import Job, Keep
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import JANITOR
 from pgqueue.rules.retention import Retention
-from pgqueue.worker.duties.prune import Progress, PruneRound
+from pgqueue.worker.duties.prune import PruneRound, RoundState
 
 OLD = "UPDATE pgqueue.jobs SET created_at = created_at - interval '1 year', "
 OLD += "finished_at = finished_at - interval '1 year'"
@@ -62,7 +62,7 @@ def _pruned(arena: Arena, rows: int) -> float:
     engine = create_engine(arena.url.replace("postgresql://", "postgresql+psycopg://"))
     with own_connection(engine, JANITOR, isolation_level="READ COMMITTED") as connection:
         began = time.monotonic()
-        while prune_round.step(connection) is not Progress.DONE:
+        while prune_round.step(connection) is not RoundState.DONE:
             pass
         rate = rows / (time.monotonic() - began)
     engine.dispose()

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from chaos.workers import wait_until as wait_until  # for its users, too
 from pgqueue import Job, JobStatus, PgQueue, Violation
 from pgqueue.database.settings import CLAIMING
-from pgqueue.handler.transaction import CancelWins, Stale, settle_in_transaction
+from pgqueue.handler.transaction import CancelWins, LeasePassedOn, settle_in_transaction
 from pgqueue.outcomes import Cancelled, ErrorReport, Exhausted, Outcome
 from pgqueue.repository.claim import Claim, ClaimCursor, Claimed
 from pgqueue.repository.enqueue import Enqueues, NewJob
@@ -127,7 +127,7 @@ def settle_in(
         settle_in_transaction(Attempts(connection, worker_id), claimed, outcome)
     except CancelWins:
         return True
-    except Stale:
+    except LeasePassedOn:
         return False
     return True
 

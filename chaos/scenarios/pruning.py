@@ -14,7 +14,7 @@ from pgqueue.database.settings import JANITOR
 from pgqueue.repository import prune as pruning
 from pgqueue.repository.tables import clock, jobs
 from pgqueue.rules.retention import Retention
-from pgqueue.worker.duties.prune import Progress, PruneRound
+from pgqueue.worker.duties.prune import PruneRound, RoundState
 
 PRUNERS = 3
 RULES = Retention(Keep(failed=timedelta(days=14)), {}, {call.name: None, pay.name: None})
@@ -88,7 +88,7 @@ class OldJobs:
             with own_connection(
                 self._environment.engine, JANITOR, isolation_level="READ COMMITTED", purpose="prune"
             ) as connection:
-                while prune_round.step(connection) is not Progress.DONE:
+                while prune_round.step(connection) is not RoundState.DONE:
                     pass
             self._deleted.append(prune_round.deleted)
             if not prune_round.deleted:

@@ -17,7 +17,7 @@ from pgqueue.filter_line import read_fingerprint, read_span
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
 from pgqueue.operations import Selection
-from pgqueue.operations.selection import WRITTEN, Kind
+from pgqueue.operations.selection import WRITTEN, ValueKind
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless
 from pgqueue.views.jobs import PageStart, page_start
@@ -213,12 +213,12 @@ def _tasks(ctx: click.Context) -> list[Task[..., object]]:
             return []
 
 
-TYPES: Mapping[Kind, dict[str, Any]] = {
-    Kind.TEXT: {"metavar": "NAME"},
-    Kind.JOB: {"type": as_job_id, "metavar": "ID"},
-    Kind.BATCH: {"type": as_batch_id, "metavar": "ID"},
-    Kind.ERROR: {"type": as_fingerprint, "metavar": "ERROR"},
-    Kind.UNTIL: {"type": Seconds(most=LONGEST_AGE)},
+TYPES: Mapping[ValueKind, dict[str, Any]] = {
+    ValueKind.TEXT: {"metavar": "NAME"},
+    ValueKind.JOB: {"type": as_job_id, "metavar": "ID"},
+    ValueKind.BATCH: {"type": as_batch_id, "metavar": "ID"},
+    ValueKind.ERROR: {"type": as_fingerprint, "metavar": "ERROR"},
+    ValueKind.UNTIL: {"type": Seconds(most=LONGEST_AGE)},
 }
 """The settings of an option, by the kind of its condition."""
 COMPLETED = {"task": complete_task, "queue": complete_queue}

@@ -15,7 +15,7 @@ from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import JANITOR
 from pgqueue.models import SCHEMA
 from pgqueue.terminal import print_json, print_table
-from pgqueue.worker.duties.prune import Progress, PruneRound
+from pgqueue.worker.duties.prune import PruneRound, RoundState
 
 UNTIL_FREE = 0.05
 """Seconds until the next try while a worker prunes."""
@@ -155,8 +155,8 @@ def prune(given: CliState, as_json: bool, dry_run: bool) -> None:
     with own_connection(
         queue.engine, JANITOR, isolation_level="READ COMMITTED", purpose="prune"
     ) as connection:
-        while (progress := prune_round.step(connection)) is not Progress.DONE:
-            time.sleep(UNTIL_FREE if progress is Progress.BUSY else 0)
+        while (progress := prune_round.step(connection)) is not RoundState.DONE:
+            time.sleep(UNTIL_FREE if progress is RoundState.BUSY else 0)
     if as_json:
         print_json({"deleted": prune_round.deleted, "refused": prune_round.kept})
         return

@@ -45,7 +45,7 @@ class Access:
             if isinstance(getattr(self, name), str):
                 raise OptionError(f"Access: {name} is one text; give a set of them")
         if not isinstance(self.user, str) or not self.user:
-            raise OptionError("Access: user is no text, or an empty one; the log needs a name")
+            raise OptionError("Access: user must be a text that is not empty; the log names them")
 
     @property
     def is_limited(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from inspect import formatannotation
 from typing import Annotated, Any, get_args, get_origin
 
-from pgqueue.dashboard.routing import Asked
+from pgqueue.dashboard.routing import Request
 from pgqueue.redaction import MASK, secrets_among
 from pgqueue.tasks import Task
 
@@ -78,7 +78,7 @@ def fields_of(
 
 
 def read_fields(
-    asked: Asked, task: Task[..., Any], fields: list[Field], shown: Mapping[str, Any]
+    request: Request, task: Task[..., Any], fields: list[Field], shown: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Field]]:
     """The arguments that differ from those of the form, as JSON data; and the form as it was sent.
 
@@ -87,7 +87,7 @@ def read_fields(
     given: dict[str, Any] = {}
     sent = []
     for field in fields:
-        text = asked.posted(field.key, longest=LONGEST_INPUT).strip()
+        text = request.posted(field.key, longest=LONGEST_INPUT).strip()
         sent.append(replace(field, text="" if field.is_secret else text))
         if not text:
             continue

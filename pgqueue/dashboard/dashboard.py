@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from werkzeug import Request, Response
+from werkzeug import Request as HttpRequest
+from werkzeug import Response
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import Map, MapAdapter, Rule
 
@@ -26,11 +27,11 @@ from pgqueue.dashboard.rendering import render, static_files
 from pgqueue.dashboard.routing import (
     CONVERTERS,
     Answer,
-    Asked,
     Done,
     Download,
     Page,
     Refused,
+    Request,
     Route,
 )
 from pgqueue.database.bounded import (
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 
 logger = redaction.logger(__name__)
 
-Authorize = Callable[[Request], Access | Response | None]
+Authorize = Callable[[HttpRequest], Access | Response | None]
 
 NOT_FOUND = (JobNotFound, BatchNotFound, ScheduleNotFound, UnknownTask)
 REFUSALS = {
@@ -134,9 +135,9 @@ class Dashboard:
 
     def wsgi(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         """The dashboard as a WSGI application."""
-        request = Request(environ)
+        http = HttpRequest(environ)
         with self.around():
-            response = self.answer(request, root=request.root_path, path=request.path)
+            response = self.answer(http, root=http.root_path, path=http.path)
         return response(environ, start_response)
 
     def blueprint(self, name: str = "pgqueue_dashboard", url_prefix: str = "/jobs") -> "Blueprint":
@@ -147,7 +148,7 @@ class Dashboard:
 
     # The requests
 
-    def answer(self, request: Request, *, root: str, path: str) -> Response:
+    def answer(self, request: HttpRequest, *, root: str, path: str) -> Response:
         """Answer a request; ``root``: where the dashboard is mounted, ``path``: what follows."""
         try:
             adapter = _map().bind(request.host, script_name=root or "/", path_info=path)
@@ -159,35 +160,35 @@ class Dashboard:
             response.headers.setdefault(name, value)
         return response
 
-    def _answered(self, request: Request, adapter: MapAdapter) -> Response:
+    def _answered(self, http: HttpRequest, adapter: MapAdapter) -> Response:
         endpoint, unknown = "", None
         values: Mapping[str, Any] = {}
         try:
-            endpoint, values = adapter.match(method=request.method)
+            endpoint, values = adapter.match(method=http.method)
         except (NotFound, MethodNotAllowed) as error:
             unknown = error
         if endpoint == STATIC:
             return _static(**values)
-        access = self._access(request)
+        access = self._access(http)
         if not isinstance(access, Access):
             return access
-        asked = Asked(self.queue, access, request, adapter, self._bounded)
+        request = Request(self.queue, access, http, adapter, self._bounded)
         try:
             if unknown is not None:
                 raise _no_page(unknown)
-            answer = self._checked(asked, _routes()[endpoint], values)
-            response = self._response(asked, answer)
-            asked.finish()
+            answer = self._checked(request, _routes()[endpoint], values)
+            response = self._response(request, answer)
+            request.finish()
         except BaseException as error:
-            asked.finish(error)
+            request.finish(error)
             if isinstance(error, HTTPException) or not isinstance(error, Exception):
                 raise
-            return self._refusal(asked, error)
+            return self._refusal(request, error)
         return response
 
-    def _access(self, request: Request) -> Access | Response:
+    def _access(self, http: HttpRequest) -> Access | Response:
         try:
-            access = self._authorize(request)
+            access = self._authorize(http)
         except HTTPException:
             raise
         except Exception:  # the application's function may raise anything
@@ -200,12 +201,12 @@ class Dashboard:
         logger.error("authorize of the dashboard returned %s, no Access", type(access).__name__)
         return Response("You may not see this page.", 403, content_type="text/plain")
 
-    def _checked(self, asked: Asked, route: Route, values: Mapping[str, Any]) -> Answer:
-        asked.check_right(route.right)
+    def _checked(self, request: Request, route: Route, values: Mapping[str, Any]) -> Answer:
+        request.check_right(route.right)
         if route.method == "POST":
-            self._check_form(asked)
+            self._check_form(request)
         with translated_errors(), self._turn(route):
-            return route.answer(asked, **values)
+            return route.answer(request, **values)
 
     @contextmanager
     def _turn(self, route: Route) -> Iterator[None]:
@@ -223,32 +224,32 @@ class Dashboard:
         finally:
             self._slow.release()
 
-    def _check_form(self, asked: Asked) -> None:
-        request = asked.request
-        if request.content_length is None or request.content_length > LARGEST_BODY:
+    def _check_form(self, request: Request) -> None:
+        http = request.http
+        if http.content_length is None or http.content_length > LARGEST_BODY:
             raise Refused(f"the form has more than {LARGEST_BODY // 1024} kB", 413)
-        if is_foreign(request):
+        if is_foreign(http):
             raise Refused("the form was sent by another site; nothing was changed", 403)
-        if not self._tokens.is_form(request.form.get("csrf", ""), asked.access.user):
+        if not self._tokens.is_form(http.form.get("csrf", ""), request.access.user):
             raise Refused("the form is too old; go back, load the page again, and repeat it", 403)
 
     # The responses
 
-    def _response(self, asked: Asked, answer: Answer) -> Response:
+    def _response(self, request: Request, answer: Answer) -> Response:
         if isinstance(answer, Done):
             to = answer.to
             if answer.words:
-                message = self._tokens.message(answer.words, asked.access.user)
+                message = self._tokens.message(answer.words, request.access.user)
                 to += f"{'&' if '?' in to else '?'}message={message}"
             response = Response(status=303, headers={"Location": to})
             for name, value in answer.cookies.items():
-                path = asked.url("you").removesuffix("you")
+                path = request.url("you").removesuffix("you")
                 response.set_cookie(
                     name,
                     value,
                     max_age=YEAR,
                     path=path,
-                    secure=asked.request.is_secure,
+                    secure=request.http.is_secure,
                     httponly=True,
                     samesite="Lax",
                 )
@@ -259,13 +260,13 @@ class Dashboard:
             response.headers["Content-Disposition"] = f'attachment; filename="{answer.name}"'
             return response
         failures = None
-        if not asked.access.is_limited:
-            count = asked.part("the number of failures", self.queue.views.number_of_errors)
+        if not request.access.is_limited:
+            count = request.part("the number of failures", self.queue.views.number_of_errors)
             if count:
                 failures = f"{MOST_KINDS}+" if count > MOST_KINDS else str(count)
-        return self._html(asked, answer, now=asked.now, failures=failures)
+        return self._html(request, answer, now=request.now, failures=failures)
 
-    def _refusal(self, asked: Asked, error: Exception) -> Response:
+    def _refusal(self, request: Request, error: Exception) -> Response:
         """The page for a request that was not answered; what it had changed is undone."""
         headers: Mapping[str, str] = {}
         match error:
@@ -273,7 +274,7 @@ class Dashboard:
                 words, status, headers = str(error), error.status, error.headers
             case SchemaError() | PoolTimeout():
                 words, status = str(error), 503
-            case DuplicateJob() if asked.access.is_limited or not asked.may("view_arguments"):
+            case DuplicateJob() if request.access.is_limited or not request.may("view_arguments"):
                 words, status = "another job holds its unique key; nothing was changed", 409
             case PgQueueError():
                 words, status = str(error), 404 if isinstance(error, NOT_FOUND) else 409
@@ -287,42 +288,44 @@ class Dashboard:
                 logger.exception("a page of the dashboard has failed", exc_info=error)
                 words, status = "this page has failed; the log of the server says why", 500
         title = {404: "Not found"}.get(status, "Refused" if status < 500 else "Not available")
-        is_form = asked.request.method == "POST"
+        is_form = request.http.method == "POST"
         page = Page(
             "refused.html",
             title=title,
             status=status,
             words=redaction.redacted(words),
-            again="" if is_form or status < 500 else asked.here(),
+            again="" if is_form or status < 500 else request.here(),
         )
-        response = self._html(asked, page, now=datetime.now(UTC))
+        response = self._html(request, page, now=datetime.now(UTC))
         response.headers.update(headers)
-        if page.variables["again"] and status == 503 and is_live(asked.request):
+        if page.variables["again"] and status == 503 and is_live(request.http):
             response.headers["Refresh"] = str(COMES_BACK)
         return response
 
     def _html(
-        self, asked: Asked, page: Page, *, now: datetime, failures: str | None = None
+        self, request: Request, page: Page, *, now: datetime, failures: str | None = None
     ) -> Response:
         """``failures``: the number beside the page Failures; none is shown if nothing fails."""
-        notice = self._tokens.words(asked.request.args.get("message", ""), asked.access.user)
+        notice = self._tokens.words(request.http.args.get("message", ""), request.access.user)
         variables = {
-            "asked": asked,
+            "request": request,
             "pages": _routes(),
-            "url": asked.url,
-            "here": asked.here,
-            "may": asked.may,
-            "static": lambda name: asked.url(STATIC, digest=static_files()[name].digest, name=name),
-            "csrf_token": self._tokens.form(asked.access.user),
+            "url": request.url,
+            "here": request.here,
+            "may": request.may,
+            "static": lambda name: request.url(
+                STATIC, digest=static_files()[name].digest, name=name
+            ),
+            "csrf_token": self._tokens.form(request.access.user),
             "environment": self.environment,
-            "theme": asked.request.cookies.get("pgqueue_theme", ""),
-            "is_live": is_live(asked.request),
+            "theme": request.http.cookies.get("pgqueue_theme", ""),
+            "is_live": is_live(request.http),
             "notice": notice,
             "title": page.title,
-            "command": asked.shell(page.command),
-            "shell": asked.shell,
+            "command": request.shell(page.command),
+            "shell": request.shell,
             "now": now,
-            "left_out": asked.left_out,
+            "left_out": request.left_out,
             "failures": failures,
         }
         if taken := variables.keys() & page.variables.keys():
@@ -384,9 +387,9 @@ def _no_page(unknown: HTTPException) -> Refused:
     return Refused("there is no page with this address", 404)
 
 
-def is_live(request: Request) -> bool:
+def is_live(http: HttpRequest) -> bool:
     """Whether pages refresh themselves, as the user has chosen."""
-    return request.cookies.get("pgqueue_live", "on") != "off"
+    return http.cookies.get("pgqueue_live", "on") != "off"
 
 
 def _static(digest: str, name: str) -> Response:

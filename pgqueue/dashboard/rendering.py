@@ -32,7 +32,7 @@ Series = Sequence[tuple[str, str, Sequence[float | None]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ChartSlot:
     """A time in a chart."""
 
     x: float
@@ -52,7 +52,7 @@ class Plot:
 
     axis: Sequence[str]
     """The numbers beside it, from the top."""
-    slots: Sequence[Slot]
+    slots: Sequence[ChartSlot]
     lines: Sequence[tuple[str, str]]
     """The kind of each line, and its path; a slot is 1 wide, and the chart 100 high."""
 
@@ -74,7 +74,7 @@ def plot(
         named = (f"{name}: {one}" for (name, _, _), one in zip(series, figures, strict=True))
         bars = [] if lines else _stacked([kind for _, kind, _ in series], values, top)
         hint = "\n".join((f"{moment} UTC", *named))
-        slots.append(Slot(round(100 * number / len(times), 3), moment, figures, hint, bars))
+        slots.append(ChartSlot(round(100 * number / len(times), 3), moment, figures, hint, bars))
     paths = [(kind, _path(values, top)) for _, kind, values in series] if lines else []
     return Plot([figure(one, format) for one in (top, half, 0)], slots, paths)
 

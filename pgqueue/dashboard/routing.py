@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
-from werkzeug import Request
+from werkzeug import Request as HttpRequest
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter, IntegerConverter, Map, MapAdapter, ValidationError
 
@@ -130,24 +130,24 @@ class Route:
 
     @property
     def endpoint(self) -> str:
-        """The name of the route in :meth:`Asked.url`."""
+        """The name of the route in :meth:`Request.url`."""
         return self.answer.__name__
 
 
-class Asked:
+class Request:
     """A request, as the function of a page sees it."""
 
     def __init__(
         self,
         queue: PgQueue,
         access: Access,
-        request: Request,
+        http: HttpRequest,
         adapter: MapAdapter,
         transactions: Callable[[], BoundedTransactions | None],
     ) -> None:
         self.queue = queue
         self.access = access
-        self.request = request
+        self.http = http
         self.left_out: list[str] = []
         """The parts of the page that took too long."""
         self._adapter = adapter
@@ -229,7 +229,7 @@ class Asked:
     @cached_property
     def session(self) -> Session:
         """The Session of this request: READ ONLY for a GET, else committed after the answer."""
-        is_post = self.request.method == "POST"
+        is_post = self.http.method == "POST"
         return self._stack.enter_context(self.transaction(read_only=not is_post))
 
     @contextmanager
@@ -271,27 +271,27 @@ class Asked:
     @property
     def form(self) -> Mapping[str, str]:
         """The raw form, one text for each name."""
-        return self.request.form
+        return self.http.form
 
     def text(self, name: str, default: str = "", *, longest: int = LONGEST_TEXT) -> str:
         """A parameter of the address."""
-        return _checked(name, self.request.args.get(name, default), longest)
+        return _checked(name, self.http.args.get(name, default), longest)
 
     def posted(self, name: str, default: str = "", *, longest: int = LONGEST_TEXT) -> str:
         """A field of the form."""
-        return _checked(name, self.request.form.get(name, default), longest)
+        return _checked(name, self.http.form.get(name, default), longest)
 
     def whole(
         self, name: str, default: int | None = None, low: int = 0, high: int = LARGEST
     ) -> int | None:
         """A whole number of the address."""
-        return _whole(name, self.request.args.get(name, ""), default, low, high)
+        return _whole(name, self.http.args.get(name, ""), default, low, high)
 
     def posted_whole(
         self, name: str, default: int | None = None, low: int = 0, high: int = LARGEST
     ) -> int | None:
         """A whole number of the form."""
-        return _whole(name, self.request.form.get(name, ""), default, low, high)
+        return _whole(name, self.http.form.get(name, ""), default, low, high)
 
     def one_of(self, name: str, choices: Collection[str], default: str) -> str:
         """A parameter of the address that is one of these words."""
@@ -302,7 +302,7 @@ class Asked:
 
     def ids(self, name: str = "id") -> list[int]:
         """The ids that are checked in a form, at most 200."""
-        texts = self.request.form.getlist(name)
+        texts = self.http.form.getlist(name)
         if len(texts) > MOST_IDS:
             raise Refused(f"more than {MOST_IDS} jobs are selected")
         return [_number(name, text, 1, LARGEST) for text in texts]
@@ -316,7 +316,7 @@ class Asked:
 
     def here(self, /, **values: Any) -> str:
         """The address of this page with other parameters; those that are None are left out."""
-        kept = {name: value for name, value in self.request.args.items() if name != "message"}
+        kept = {name: value for name, value in self.http.args.items() if name != "message"}
         try:
             endpoint, of_path = self._adapter.match()
         except HTTPException:  # there is no such page

@@ -68,7 +68,7 @@ class Guesses:
         return count >= FREE_GUESSES
 
 
-class Door:
+class AccessCheck:
     """Checks who asks; an instance is the ``authorize`` of a dashboard.
 
     ``hosts``: the names under which the dashboard answers; None for any.  The right password is
@@ -171,7 +171,7 @@ def serve(
     hosts = None
     if public_hosts or is_loopback(host):
         hosts = (*LOOPBACK, *(name.lower() for name in public_hosts))
-    door = Door(user, password, hosts=hosts)
+    door = AccessCheck(user, password, hosts=hosts)
     dashboard = Dashboard(
         queue, authorize=door, environment=environment, secret=secrets.token_urlsafe(32)
     )

@@ -49,7 +49,7 @@ class PgQueue(job_queue.PgQueue):
         **options: Unpack[job_queue.QueueOptions],
     ) -> None:
         super().__init__(**options)
-        self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
+        self._hosts: WeakKeyDictionary[Flask, HostApplication] = WeakKeyDictionary()
         if app is not None:
             if db is None:
                 raise ArgumentsError(
@@ -74,7 +74,7 @@ class PgQueue(job_queue.PgQueue):
             )
         app.extensions[EXTENSION] = self
         app.cli.add_command(commands)
-        self._hosts[app] = Host(app, db, notify=self.notify)
+        self._hosts[app] = HostApplication(app, db, notify=self.notify)
 
     def bind(self, bind: Any) -> NoReturn:
         """Always raises PgQueueError: ``init_app`` sets the database of this queue."""
@@ -129,7 +129,7 @@ class PgQueue(job_queue.PgQueue):
         host = self._host()
         return held_session(host.db) if has_app_context() else None
 
-    def _host(self) -> "Host":
+    def _host(self) -> "HostApplication":
         if not has_app_context():
             bound = [each for each in self._hosts.values() if each.is_bound]
             if len(bound) == 1:
@@ -147,7 +147,7 @@ class PgQueue(job_queue.PgQueue):
         return host
 
 
-class Host:
+class HostApplication:
     """One app with its database."""
 
     def __init__(self, app: Flask, db: Database, *, notify: bool) -> None:

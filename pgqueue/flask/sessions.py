@@ -93,15 +93,15 @@ def entering_context(app: Flask, session: type[Session]) -> type[Session]:
 
 def held_session(db: Any) -> Session | None:
     """Return ``db.session`` itself, if it was used in this context."""
-    place = _place_of(db)
-    return None if place is None else place.current()
+    holder = _holder_of(db)
+    return None if holder is None else holder.current()
 
 
 @contextmanager
 def lent(db: Any, context: JobContext) -> Iterator[None]:
     """Set ``db.session`` for one job, in the application context made for the job."""
-    place = _place_of(db)
-    if place is None:
+    holder = _holder_of(db)
+    if holder is None:
         yield
         return
     session = getattr(context.session, "sync_session", context.session)
@@ -109,12 +109,12 @@ def lent(db: Any, context: JobContext) -> Iterator[None]:
         try:
             yield
         finally:
-            place.remove()
+            holder.remove()
         return
-    place.put(session)
+    holder.put(session)
     try:
         yield
-        if place.current() is not session:  # its writes are rolled back: the job must fail
+        if holder.current() is not session:  # its writes are rolled back: the job must fail
             raise PgQueueError(
                 f"job {context.job_id} {context.task}: its handler has removed db.session, which "
                 "is the job's own session, and with it what was written; leave its end to the "
@@ -123,25 +123,25 @@ def lent(db: Any, context: JobContext) -> Iterator[None]:
     finally:
         # The worker ends the transaction that it began.  Closing an AsyncSession here would use its
         # connection in the wrong thread.
-        if place.current() is session:
-            place.clear()
-        place.remove()
+        if holder.current() is session:
+            holder.clear()
+        holder.remove()
 
 
 @contextmanager
 def lent_to_block(db: Any, context: JobContext) -> Iterator[None]:
     """Set ``db.session`` for a block of ``ctx.finish()``; then it is again what it was."""
-    place = _place_of(db)
-    before = None if place is None else place.current()
+    holder = _holder_of(db)
+    before = None if holder is None else holder.current()
     try:
         with lent(db, context):
             yield
     finally:
-        if place is not None and before is not None:
-            place.put(before)
+        if holder is not None and before is not None:
+            holder.put(before)
 
 
-class ScopedPlace:
+class ScopedHolder:
     """The registry of a scoped_session."""
 
     def __init__(self, scoped: "scoped_session[Any]") -> None:
@@ -161,7 +161,7 @@ class ScopedPlace:
         self._scoped.remove()
 
 
-class LitePlace:
+class LiteHolder:
     """The sessions that Flask-SQLAlchemy-Lite keeps in ``g``; it closes those left there."""
 
     def put(self, session: Session) -> None:
@@ -178,13 +178,13 @@ class LitePlace:
         """Does nothing: Flask-SQLAlchemy-Lite's teardown removes them at the end of the context."""
 
 
-def _place_of(db: Any) -> ScopedPlace | LitePlace | None:
+def _holder_of(db: Any) -> ScopedHolder | LiteHolder | None:
     session = db.session
     if not isinstance(session, scoped_session):
-        return LitePlace()
+        return LiteHolder()
     if isinstance(session.registry, ThreadLocalRegistry) and _is_on_event_loop():
         return None  # all async handlers share a thread, and would share its session
-    return ScopedPlace(session)
+    return ScopedHolder(session)
 
 
 def _is_on_event_loop() -> bool:

@@ -17,13 +17,13 @@ from pgqueue.database.unit_of_work import write_pending
 from pgqueue.errors import LeaseLost, PgQueueError
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.outcome import success
-from pgqueue.handler.transaction import AttemptTransaction, Stale, call_listener
+from pgqueue.handler.transaction import AttemptTransaction, LeasePassedOn, call_listener
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
 
-class Finishing:
+class AttemptFinishing:
     """The end of one job, in a block of its handler."""
 
     def __init__(
@@ -85,9 +85,9 @@ class Finishing:
                         write_pending(own)
                 try:
                     if self._attempt.is_lost:
-                        raise Stale
+                        raise LeasePassedOn
                     settled = transaction.settle(connection, outcome)
-                except Stale as error:
+                except LeasePassedOn as error:
                     raise LeaseLost(
                         f"{where}: this attempt has lost its job, which another worker may run "
                         "now, so nothing was committed; end the handler"

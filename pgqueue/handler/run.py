@@ -9,7 +9,7 @@ from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.database.unit_of_work import write_pending
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.call import call, call_async
-from pgqueue.handler.finishing import Finishing
+from pgqueue.handler.finishing import AttemptFinishing
 from pgqueue.handler.transaction import (
     AttemptTransaction,
     CancelWins,
@@ -48,8 +48,8 @@ class Host(Protocol):
 def run_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
     """Run one attempt.  Returns its outcome, to be settled; None if nothing is left to settle.
 
-    For an async handler, call this function by ``greenlet_spawn``.  Raises Stale, and errors of the
-    database outside of the handler.
+    For an async handler, call this function by ``greenlet_spawn``.  Raises LeasePassedOn, and
+    errors of the database outside of the handler.
     """
     task, claimed = attempt.task, attempt.claimed
     if claimed.is_exhausted:
@@ -92,7 +92,7 @@ def _context(attempt: RunningAttempt, host: Host) -> JobContext:
     """
     if not attempt.task.injection.parameters and host.around is nothing_around:
         return NO_CONTEXT
-    attempt.finishing = Finishing(attempt, host.transaction, host.around_finish)
+    attempt.finishing = AttemptFinishing(attempt, host.transaction, host.around_finish)
     return attempt.context()
 
 
@@ -100,7 +100,7 @@ def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:
     """Run a handler in a transaction and commit it with its outcome.
 
     Returns an outcome for which nothing was committed; None if nothing is left to settle.  Raises
-    Stale or CancelWins.
+    LeasePassedOn or CancelWins.
     """
     task, claimed = attempt.task, attempt.claimed
     transaction, replays = host.transaction(attempt), 0

@@ -41,7 +41,7 @@ FAILURES = (TransactionEnded, DBAPIError, InvalidRequestError, ConnectionError)
 violated deferred constraint or an ended savepoint."""
 
 
-class Stale(Exception):
+class LeasePassedOn(Exception):
     """The lease has passed to another worker: no write of this attempt may be kept."""
 
 
@@ -121,7 +121,7 @@ class AttemptTransaction(ABC):
     def settle(self, connection: Connection, outcome: Outcome) -> str | None:
         """Settle the attempt after its handler; returns how its job has ended, if it has.
 
-        Raises Stale, CancelWins or TransactionEnded.
+        Raises LeasePassedOn, CancelWins or TransactionEnded.
         """
         self.end_handler(connection)
         commit_in_two_phases(connection)
@@ -137,7 +137,7 @@ def settle_in_transaction(
     """Settle an attempt inside the handler's transaction; the caller commits.
 
     ``is_kept``: whether the row of a succeeded job stays.  Returns how the job has ended, if it
-    has.  Raises Stale or CancelWins.
+    has.  Raises LeasePassedOn or CancelWins.
     """
     is_deleted = not is_kept and isinstance(outcome, Succeeded)
     if is_deleted and attempts.delete_one_success(claimed):
@@ -147,7 +147,7 @@ def settle_in_transaction(
     else:
         settled = attempts.settle([(claimed, outcome)])
     if not settled:
-        raise Stale
+        raise LeasePassedOn
     job_outcome = settled[claimed.job_id]
     if job_outcome == "cancelled" and not isinstance(outcome, Cancelled):
         raise CancelWins
@@ -163,7 +163,7 @@ def is_conflict(error: BaseException) -> bool:
 def prepare_replay(
     attempt: RunningAttempt, connection: Connection, error: Exception, number: int, limit: int
 ) -> None:
-    """End the failed transaction before the next begins; raises Stale or CancelWins.
+    """End the failed transaction before the next begins; raises LeasePassedOn or CancelWins.
 
     A REPEATABLE READ transaction fails at rows that others have changed since it began.  The change
     may be the rescue of the attempt's lease or the cancel of its job: the handler must then not run
@@ -174,7 +174,7 @@ def prepare_replay(
     is_cancelled = Attempts(connection, attempt.worker_id).is_cancelled(attempt.claimed)
     connection.rollback()
     if is_cancelled is None:
-        raise Stale
+        raise LeasePassedOn
     if is_cancelled:
         raise CancelWins
     logger.info(

@@ -69,7 +69,7 @@ class Operator:
         is_limited: bool = False,
     ) -> None:
         if not isinstance(actor, str) or not actor:
-            raise OptionError("operate: the actor is no text, or an empty one; give a name")
+            raise OptionError("operate: the actor must be a text that is not empty; give a name")
         check_text("operate: ", "actor", actor)
         check_text("operate: ", "reason", reason)
         self.queue = queue

@@ -16,7 +16,7 @@ from pgqueue.models import JobStatus
 from pgqueue.operations.actions import Action
 from pgqueue.repository.conditions import WRITTEN as WRITTEN
 from pgqueue.repository.conditions import Conditions, JobFilter
-from pgqueue.repository.conditions import Kind as Kind
+from pgqueue.repository.conditions import ValueKind as ValueKind
 from pgqueue.repository.listing import FoundJob, Listing
 from pgqueue.repository.pages import JobLine, Pages
 from pgqueue.repository.tables import Executor
@@ -349,7 +349,7 @@ def _check_value(name: str, value: Any) -> None:
         check_text("Selection: ", name, value)
     elif isinstance(value, timedelta) and abs(value) > LONGEST_SPAN:
         raise OptionError(f"Selection: {name} is {value}, which is longer than a hundred years")
-    elif name in WRITTEN and WRITTEN[name].metadata["kind"] in (Kind.JOB, Kind.BATCH):
+    elif name in WRITTEN and WRITTEN[name].metadata["kind"] in (ValueKind.JOB, ValueKind.BATCH):
         check_whole("Selection: ", name, value, -LAST_ID, LAST_ID)
     elif name == "args":
         for argument, one in value:

@@ -28,7 +28,7 @@ from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CTID,
     NEWLINE,
-    PLACE,
+    POSITION,
     Executor,
     among,
     array_of,
@@ -50,7 +50,7 @@ from pgqueue.repository.tables import (
 )
 from pgqueue.repository.workers import NOTHING_PAUSED, Paused
 from pgqueue.rules import admission
-from pgqueue.rules.admission import Buckets, Place, Rules, Waiting
+from pgqueue.rules.admission import Buckets, Place, Rules, WaitingJob
 from pgqueue.rules.limits import SEPARATOR
 
 LANE = ("limit_keys", "queue", "priority")
@@ -327,7 +327,7 @@ def with_state(place: sa.Subquery | sa.FromClause) -> sa.Select[*tuple[Any, ...]
     )
     message = (
         sa.select(*(message_queue.c[name] for name in ("run_at", "queue", "task")))
-        .where(*equal(message_queue, job, PLACE), message_queue.c.target_id == place.c.job_id)
+        .where(*equal(message_queue, job, POSITION), message_queue.c.target_id == place.c.job_id)
         .limit(ONE)
         .lateral("message")
     )
@@ -376,7 +376,7 @@ def _message_of(job: sa.CTE, column: sa.ColumnElement[Any]) -> sa.Select[*tuple[
     return (
         sa.select(column)
         .select_from(message_queue)
-        .where(*equal(message_queue, job, PLACE), message_queue.c.target_id == job.c.id)
+        .where(*equal(message_queue, job, POSITION), message_queue.c.target_id == job.c.id)
     )
 
 
@@ -403,7 +403,7 @@ class Lanes(NamedTuple):
     """The last lane that was read; None if there was none."""
     are_all: bool
     """Whether there are no lanes after them."""
-    lanes: dict[LaneKey, list[Waiting]]
+    lanes: dict[LaneKey, list[WaitingJob]]
     """The first jobs of each lane that has any for this worker."""
     seconds_to_next: float | None
     """How long until the next of these jobs is due; None if all are due."""
@@ -432,7 +432,7 @@ class Admissions:
             "most_lanes": lanes,
             "most_of_lane": of_lane,
         }
-        found: dict[LaneKey, list[Waiting]] = {}
+        found: dict[LaneKey, list[WaitingJob]] = {}
         later: list[float] = []
         number, last, keys = 0, None, tuple[str, ...]()
         for *lane, run_at, job_id, seconds_left in self._fetch(first_waiting(), parameters):
@@ -442,7 +442,7 @@ class Admissions:
             if job_id is None:
                 continue
             is_due = seconds_left <= 0
-            job = Waiting(keys, key.priority, run_at, job_id, is_due, key.queue)
+            job = WaitingJob(keys, key.priority, run_at, job_id, is_due, key.queue)
             found.setdefault(key, []).append(job)
             if not is_due:
                 later.append(float(seconds_left))
@@ -498,12 +498,12 @@ class Admissions:
         rows = self._fetch(admit(notify=notify), {"job_ids": _array(job_ids)})
         return {row[0] for row in rows}
 
-    def free(self, jobs: Sequence[Waiting]) -> set[int]:
+    def free(self, jobs: Sequence[WaitingJob]) -> set[int]:
         """Which of these jobs no other transaction has locked."""
         ids = {"job_ids": _array([job.job_id for job in jobs])}
         return {row[0] for row in self._fetch(free_to_admit(), ids)}
 
-    def drop_useless(self, waiting: Iterable[Waiting]) -> None:
+    def drop_useless(self, waiting: Iterable[WaitingJob]) -> None:
         """Delete those of these waiting messages whose jobs have ended or are gone."""
         messages = [
             {"limit_keys": SEPARATOR.join(job.limit_keys), "job_id": job.job_id} for job in waiting
@@ -518,12 +518,12 @@ class Admissions:
         paused: Paused,
         rules: Rules,
         longer_than: timedelta,
-    ) -> list[Waiting]:
+    ) -> list[WaitingJob]:
         """The first jobs of lanes that were due so long ago, although their limits have room now.
 
         Locks nothing and reads all lanes, of these queues and tasks.
         """
-        after, found = FIRST_LANE, list[Waiting]()
+        after, found = FIRST_LANE, list[WaitingJob]()
         given = Counter[str]()  # room that the jobs found so far would take
         while True:
             page = self.first_waiting(after, queues=queues, tasks=tasks, lanes=1000, of_lane=1)

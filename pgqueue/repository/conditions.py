@@ -31,7 +31,7 @@ MESSAGES = [STATES[status].table for status in WAITING]
 """The tables that have the messages of jobs that wait."""
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """How a condition is written: in a filter line, and as an option of a command."""
 
     TEXT = "text"
@@ -54,7 +54,7 @@ class Kind(StrEnum):
 class By(Enum):
     """Which row answers a condition."""
 
-    PLACE = "place"
+    POSITION = "place"
     """That of a message, by its key."""
     ID = "id"
     """The one with the job's id, in each table that has the job."""
@@ -72,7 +72,7 @@ Returns None if rows of the table cannot answer it.
 def condition(
     by: By,
     sql: Sql,
-    kind: Kind,
+    kind: ValueKind,
     word: str = "",
     help: str = "",
     *,
@@ -184,29 +184,33 @@ class JobFilter:
 
     statuses: frozenset[JobStatus] = frozenset()
     """Empty: any status."""
-    task: str | None = condition(By.ID, _task, Kind.TEXT, "task", "of this task", option="--task")
-    queue: str | None = condition(
-        By.PLACE, _queue, Kind.TEXT, "queue", "of this queue", option="--queue"
+    task: str | None = condition(
+        By.ID, _task, ValueKind.TEXT, "task", "of this task", option="--task"
     )
-    tag: str | None = condition(By.ROW, _tag, Kind.TEXT, "tag", "with this tag", option="--tag")
+    queue: str | None = condition(
+        By.POSITION, _queue, ValueKind.TEXT, "queue", "of this queue", option="--queue"
+    )
+    tag: str | None = condition(
+        By.ROW, _tag, ValueKind.TEXT, "tag", "with this tag", option="--tag"
+    )
     batch: int | None = condition(
-        By.ID, _batch, Kind.BATCH, "batch", "of this batch", option="--batch"
+        By.ID, _batch, ValueKind.BATCH, "batch", "of this batch", option="--batch"
     )
     limit_key: str | None = condition(
         By.ROW,
         _limit_key,
-        Kind.TEXT,
+        ValueKind.TEXT,
         "limit",
         "under this key, as `jobs ID` shows it",
         option="--limit-key",
     )
     unique_key: str | None = condition(
-        By.ROW, _unique_key, Kind.TEXT, "key", "with this unique key", option="--unique-key"
+        By.ROW, _unique_key, ValueKind.TEXT, "key", "with this unique key", option="--unique-key"
     )
     created_before: datetime | timedelta | None = condition(
         By.ROW,
         _created_before,
-        Kind.UNTIL,
+        ValueKind.UNTIL,
         "created",
         "enqueued at least so long ago",
         option="--older-than",
@@ -214,39 +218,39 @@ class JobFilter:
     error: int | None = condition(
         By.ID,
         _error,
-        Kind.ERROR,
+        ValueKind.ERROR,
         "error",
         "that have failed with this error, as `pgqueue failures` names it",
         option="--error",
     )
     before: int | None = condition(
-        By.ID, _before, Kind.JOB, "before", "older than this one", option="--before"
+        By.ID, _before, ValueKind.JOB, "before", "older than this one", option="--before"
     )
     after: int | None = condition(
-        By.ID, _after, Kind.JOB, "after", "newer than this one", option="--after"
+        By.ID, _after, ValueKind.JOB, "after", "newer than this one", option="--after"
     )
     args: tuple[tuple[str, Any], ...] = condition(
-        By.ROW, _args, Kind.ARGUMENTS, "arg.NAME", "with this argument", default=()
+        By.ROW, _args, ValueKind.ARGUMENTS, "arg.NAME", "with this argument", default=()
     )
     """Names and values in their JSON form."""
     text: str | None = condition(
-        By.ROW, _text, Kind.PART, "error", "whose last error contains this text"
+        By.ROW, _text, ValueKind.PART, "error", "whose last error contains this text"
     )
     """In upper or lower case."""
     created_after: datetime | timedelta | None = condition(
-        By.ROW, _created_after, Kind.SINCE, "created", "enqueued since this time"
+        By.ROW, _created_after, ValueKind.SINCE, "created", "enqueued since this time"
     )
     """A timedelta: since so long ago."""
     took: timedelta | None = condition(
-        By.ROW, _took, Kind.SPAN, "took", "that have ended, and whose last attempt ran so long"
+        By.ROW, _took, ValueKind.SPAN, "took", "that have ended, and whose last attempt ran so long"
     )
-    are_due: bool | None = condition(By.PLACE, _due, Kind.UNWRITTEN)
+    are_due: bool | None = condition(By.POSITION, _due, ValueKind.UNWRITTEN)
     """Of the jobs that wait, those that are due, or those that are not due yet."""
-    are_retried: bool | None = condition(By.ID, _retried, Kind.UNWRITTEN)
+    are_retried: bool | None = condition(By.ID, _retried, ValueKind.UNWRITTEN)
     """Of the jobs that wait, those that have used up an attempt, or the others."""
-    queues: frozenset[str] | None = condition(By.PLACE, _queues, Kind.UNWRITTEN)
+    queues: frozenset[str] | None = condition(By.POSITION, _queues, ValueKind.UNWRITTEN)
     """Only jobs of one of these queues: those that a user may see."""
-    tags: frozenset[str] | None = condition(By.ROW, _tags, Kind.UNWRITTEN)
+    tags: frozenset[str] | None = condition(By.ROW, _tags, ValueKind.UNWRITTEN)
     """Only jobs with one of these tags: those that a user may see."""
 
     @property
@@ -276,7 +280,7 @@ class JobFilter:
 
     def words_of_place(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
         """The conditions that the key of a message answers."""
-        return list(self._answered(By.PLACE, table, jobs.c.id))
+        return list(self._answered(By.POSITION, table, jobs.c.id))
 
     def words_of_row(self) -> list[sa.ColumnElement[bool]]:
         """The conditions that only the row of a job answers, and no index."""
@@ -299,7 +303,7 @@ CONDITIONS: tuple[Field[Any], ...] = fields(JobFilter)[1:]
 """The fields with a declaration: all but the statuses."""
 
 WRITTEN: Mapping[str, Field[Any]] = {
-    each.name: each for each in CONDITIONS if each.metadata["kind"] is not Kind.UNWRITTEN
+    each.name: each for each in CONDITIONS if each.metadata["kind"] is not ValueKind.UNWRITTEN
 }
 """The conditions that a user may write."""
 

@@ -317,7 +317,7 @@ class NewJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NewJobRow:
     """What one job of an enqueue has of its own, in its stored form."""
 
     args: Any
@@ -436,7 +436,7 @@ class Enqueues:
         # Identity values are drawn in the order of the array.
         return sorted(row[0] for row in rows)
 
-    def enqueue_unique_chunk(self, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
+    def enqueue_unique_chunk(self, new: NewJob, rows: Sequence[NewJobRow]) -> list[Placed]:
         """Insert a chunk of jobs with unique keys; for a taken key, return the job that holds it.
 
         The keys must be in ascending order, so that two callers that use the same keys cannot
@@ -446,7 +446,7 @@ class Enqueues:
             return _enqueue_or_change(self._executor, new, rows)
         return self._enqueue_in_order(new, rows)
 
-    def _enqueue_in_order(self, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
+    def _enqueue_in_order(self, new: NewJob, rows: Sequence[NewJobRow]) -> list[Placed]:
         """Insert rows by ascending keys; never insert a key after a greater one.
 
         The holders of taken keys are read after the insert, and a holder may have ended by then.
@@ -472,7 +472,7 @@ class Enqueues:
         first = self._enqueue_in_order(new, rows[:middle])
         return first + self._enqueue_in_order(new, rows[middle:])
 
-    def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[Row]) -> list[Placed | None]:
+    def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[NewJobRow]) -> list[Placed | None]:
         """Return the new jobs and the holders of taken keys; None for a holder that has ended."""
         statement = enqueue_unique_jobs(
             start=new.start,
@@ -524,7 +524,7 @@ def holders(executor: Executor, queue: str, keys: Iterable[str]) -> dict[str, Pl
     return {key: Placed(id, is_readable=is_readable) for id, key, is_readable in rows}
 
 
-def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> list[Placed]:
+def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[NewJobRow]) -> list[Placed]:
     """Insert jobs, or change the waiting jobs that hold their keys, in one transaction.
 
     The keys must be ascending, each at most once.  If the holder of a key has started, ``until``
@@ -559,12 +559,12 @@ def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[Row]) -> 
     return [next(keyless) if key is None else placed[key] for key in keys]
 
 
-def _missing(rows: Sequence[Row], placed: dict[str, Placed]) -> list[Row]:
+def _missing(rows: Sequence[NewJobRow], placed: dict[str, Placed]) -> list[NewJobRow]:
     return [row for row in rows if row.unique_key is not None and row.unique_key not in placed]
 
 
 def _insert_or_lock(
-    executor: Executor, new: NewJob, rows: Sequence[Row], placed: dict[str, Placed]
+    executor: Executor, new: NewJob, rows: Sequence[NewJobRow], placed: dict[str, Placed]
 ) -> list[Placed]:
     """Insert the jobs whose keys are free, and lock the holders of the other keys.
 
@@ -581,7 +581,7 @@ def _insert_or_lock(
 
 
 def _changed(
-    executor: Executor, new: NewJob, unique: Unique, rows: Sequence[Row]
+    executor: Executor, new: NewJob, unique: Unique, rows: Sequence[NewJobRow]
 ) -> dict[str, Placed]:
     statement = unique_keys.change_holders(
         start=new.start,
@@ -597,12 +597,12 @@ def _changed(
     return {key: Placed(id, is_changed=True) for id, key, _ in changed}
 
 
-def _names_and_documents(new: NewJob, rows: Sequence[Row]) -> dict[str, Any]:
+def _names_and_documents(new: NewJob, rows: Sequence[NewJobRow]) -> dict[str, Any]:
     names = {f"{NEW}task": new.task, f"{NEW}queue": new.queue}
     return {**names, **_documents(rows)}
 
 
-def _documents(rows: Sequence[Row]) -> dict[str, str]:
+def _documents(rows: Sequence[NewJobRow]) -> dict[str, str]:
     return {"documents": json.dumps([row.values() for row in rows])}
 
 

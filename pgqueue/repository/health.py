@@ -314,7 +314,7 @@ LIMITS = ("statement_timeout", "transaction_timeout", "idle_in_transaction_sessi
 """Settings by which the server ends long statements and transactions."""
 
 
-class Waiting(NamedTuple):
+class WaitingJobs(NamedTuple):
     """Due jobs that no worker runs, by task or by queue."""
 
     name: str
@@ -322,7 +322,7 @@ class Waiting(NamedTuple):
     since: timedelta
 
 
-class Unreadable(NamedTuple):
+class UnreadableJobs(NamedTuple):
     """Jobs of a task that wait because no worker could read their arguments so far."""
 
     task: str
@@ -392,15 +392,15 @@ class Health:
         """The approximate number of jobs, from the server's statistics."""
         return max(0, int(self._executor.execute(estimate_jobs()).scalar_one()))
 
-    def unknown_tasks(self, known: Iterable[str]) -> list[Waiting]:
+    def unknown_tasks(self, known: Iterable[str]) -> list[WaitingJobs]:
         """Due jobs whose tasks are not in ``known``."""
         parameters = {"known": sorted(known)}
         rows = self._executor.execute(due_jobs_of_unknown_tasks(), parameters)
-        return [Waiting(*row) for row in rows]
+        return [WaitingJobs(*row) for row in rows]
 
-    def unreadable(self) -> list[Unreadable]:
+    def unreadable(self) -> list[UnreadableJobs]:
         """Jobs whose arguments no worker could read so far, by task."""
-        return [Unreadable(*row) for row in self._executor.execute(unreadable())]
+        return [UnreadableJobs(*row) for row in self._executor.execute(unreadable())]
 
     def unpruned_tasks(self, known: Iterable[str]) -> dict[str, int]:
         """Tasks not in ``known``, and the number of their ended jobs."""
@@ -412,10 +412,10 @@ class Health:
         """The queues in which jobs wait, and for each limit the jobs that it blocks."""
         return [QueueDepth(*row) for row in self._executor.execute(depths())]
 
-    def unserved_queues(self) -> list[Waiting]:
+    def unserved_queues(self) -> list[WaitingJobs]:
         """Due jobs in queues that no live worker serves."""
         rows = self._executor.execute(due_jobs_nobody_serves())
-        return [Waiting(*row) for row in rows]
+        return [WaitingJobs(*row) for row in rows]
 
     def settings(self, names: Iterable[str]) -> dict[str, Setting]:
         rows = self._executor.execute(settings(), {"names": list(names)})

@@ -28,7 +28,7 @@ from pgqueue.repository.reading import moment, readable
 from pgqueue.repository.tables import (
     CANCELLED,
     FAILED,
-    PLACE,
+    POSITION,
     Executor,
     array_of,
     array_parameter,
@@ -345,7 +345,7 @@ def replaced(messages: sa.Delete, values: dict[str, Any], *, notify: bool) -> sa
     rows = sa.select(*columns, *list(one.c)[1:]).select_from(
         job.join(one, one.c.target_id == job.c.id)
     )
-    names = [*PLACE, "target_id", "task", *(column.name for column in kept)]
+    names = [*POSITION, "target_id", "task", *(column.name for column in kept)]
     new = sa.insert(message_queue).from_select(names, rows)
     woken = notified("rewind") if notify else sa.true()
     return sa.select(job.c.id, woken).add_cte(new.cte("message"))
@@ -354,7 +354,7 @@ def replaced(messages: sa.Delete, values: dict[str, Any], *, notify: bool) -> sa
 def moved_in_lane(messages: sa.Update, values: dict[str, Any], *, notify: bool) -> sa.Executable:
     """Give the jobs of waiting messages new values, and the messages their new places; returns the
     jobs."""
-    place = {name: values[name] for name in PLACE if name in values}
+    place = {name: values[name] for name in POSITION if name in values}
     message = (
         messages.values(place or {"run_at": waiting_messages.c.run_at})
         .returning(waiting_messages.c.target_id, *(waiting_messages.c[name] for name in place))

@@ -31,7 +31,7 @@ from pgqueue.repository.tables import (
     waiting_messages,
 )
 from pgqueue.repository.workers import NOTHING_PAUSED
-from pgqueue.rules.admission import Rule
+from pgqueue.rules.admission import LimitRule
 from pgqueue.rules.limits import SEPARATOR, Limit, has_own_capacity, name_of, rate_in_words
 
 DECLARED = ("declared", "is_strict", "skips_failed", "period", "burst", "is_fair")
@@ -255,9 +255,9 @@ class Limits:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def rules(self) -> dict[str, Rule]:
+    def rules(self) -> dict[str, LimitRule]:
         """The limits in force: by name, and by key for keys with a capacity of their own."""
-        in_force = {name: Rule(*rest) for name, *rest in fetch(self._executor, rules(), {})}
+        in_force = {name: LimitRule(*rest) for name, *rest in fetch(self._executor, rules(), {})}
         name_of_key = {key: name_of(key) for key in in_force if name_of(key) != key}
         for key, name in name_of_key.items():
             rule, capacity = in_force.get(name, in_force[key]), in_force[key].capacity

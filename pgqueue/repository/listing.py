@@ -25,7 +25,7 @@ from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment, readable, span
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
-    PLACE,
+    POSITION,
     Executor,
     array_of,
     array_parameter,
@@ -53,8 +53,8 @@ MOST_HOLDERS = 5
 MOST_BATCHES = 20
 
 MESSAGE_KEYS = {
-    message_queue: (*PLACE, "id", "target_id"),
-    waiting_messages: ("limit_keys", *PLACE, "target_id"),
+    message_queue: (*POSITION, "id", "target_id"),
+    waiting_messages: ("limit_keys", *POSITION, "target_id"),
 }
 """The columns that find one message, and its job."""
 

@@ -82,9 +82,9 @@ def list_jobs(which: JobFilter, *, limit: int) -> sa.Executable:
 
 
 def list_pending(
-    which: JobFilter, start: "Place", end: "Place | None", *, limit: int
+    which: JobFilter, start: "Position", end: "Position | None", *, limit: int
 ) -> sa.Executable:
-    """The next jobs to start, after one place and up to another; each with its place.
+    """The next jobs to start, after one position and up to another; each with its position.
 
     At most ``limit`` messages of each queue and priority are read, unless a filter passes over
     more of them.
@@ -101,16 +101,16 @@ def list_pending(
     more = [is_pending, *which.words(message_queue, message.target_id)]
     rows = _messages(which, start, end, more, [message.target_id], limit=limit)
     found = rows.subquery("found")
-    place = (found.c.priority, found.c.run_at, found.c.id)
+    position = (found.c.priority, found.c.run_at, found.c.id)
     return (
         sa.select(*map(readable, SHOWN), moment(found.c.run_at), found.c.id)
         .join(found, found.c.target_id == Job.id)
-        .order_by(*place)
+        .order_by(*position)
     )
 
 
-def pending_window(which: JobFilter, start: "Place", *, size: int) -> sa.Executable:
-    """The place of the message that comes so many after this place, whatever its job."""
+def pending_window(which: JobFilter, start: "Position", *, size: int) -> sa.Executable:
+    """The position of the message that comes so many after this position, whatever its job."""
     words = which.words_of_place(message_queue)
     last = _messages(which, start, None, words, [], limit=size).offset(size - 1).subquery("last")
     return sa.select(last.c.priority, moment(last.c.run_at), last.c.id)
@@ -118,21 +118,21 @@ def pending_window(which: JobFilter, start: "Place", *, size: int) -> sa.Executa
 
 def _messages(
     which: JobFilter,
-    start: "Place",
-    end: "Place | None",
+    start: "Position",
+    end: "Position | None",
     words: Sequence[sa.ColumnElement[bool]],
     columns: Sequence[sa.ColumnElement[Any]],
     *,
     limit: int,
 ) -> sa.Select[*tuple[Any, ...]]:
-    """The places of the next messages behind one place and up to another, in their order."""
+    """The positions of the next messages behind one position and up to another, in their order."""
     pair, message = waiting_pairs(), message_queue.c
-    place = sa.tuple_(message.run_at, message.id)
-    # Of the queue and priority of the place, only what is behind it.
+    position = sa.tuple_(message.run_at, message.id)
+    # Of the queue and priority of the position, only what is behind it.
     first = ALWAYS_BEFORE if which.are_due is not False else pg.statement_timestamp()
-    bounds = [pair.c.priority >= _priority(start), place > _in_pair(start, pair, first)]
+    bounds = [pair.c.priority >= _priority(start), position > _in_pair(start, pair, first)]
     if end is not None:
-        bounds += [pair.c.priority <= _priority(end), place <= _in_pair(end, pair, ALWAYS_AFTER)]
+        bounds += [pair.c.priority <= _priority(end), position <= _in_pair(end, pair, ALWAYS_AFTER)]
     each = (
         sa.select(message.priority, message.run_at, message.id, *columns)
         .where(message.queue == pair.c.queue, message.priority == pair.c.priority)
@@ -149,17 +149,17 @@ def _messages(
     )
 
 
-def _priority(place: "Place") -> sa.ColumnElement[int]:
-    return sa.literal(place.priority, sa.SmallInteger)
+def _priority(position: "Position") -> sa.ColumnElement[int]:
+    return sa.literal(position.priority, sa.SmallInteger)
 
 
-def _in_pair(place: "Place", pair: sa.CTE, otherwise: sa.ColumnElement[Any]) -> sa.Tuple:
-    """A place among the messages of a queue and priority; in those of another priority, a time."""
-    run_at: sa.ColumnElement[Any] = sa.cast(place.run_at, sa.DateTime(timezone=True))
+def _in_pair(position: "Position", pair: sa.CTE, otherwise: sa.ColumnElement[Any]) -> sa.Tuple:
+    """A position among the messages of a queue and priority; for another priority, a time."""
+    run_at: sa.ColumnElement[Any] = sa.cast(position.run_at, sa.DateTime(timezone=True))
     if otherwise is not ALWAYS_AFTER:
         run_at = sa.func.greatest(run_at, otherwise)
-    at = sa.case((pair.c.priority == _priority(place), run_at), else_=otherwise)
-    return sa.tuple_(at, sa.literal(place.message_id, sa.BigInteger))
+    at = sa.case((pair.c.priority == _priority(position), run_at), else_=otherwise)
+    return sa.tuple_(at, sa.literal(position.message_id, sa.BigInteger))
 
 
 @cache
@@ -235,8 +235,8 @@ class JobLine(NamedTuple):
     last_error: str | None
 
 
-class Place(NamedTuple):
-    """A place in the order of claims, behind which a page of waiting jobs begins."""
+class Position(NamedTuple):
+    """A position in the order of claims, behind which a page of waiting jobs begins."""
 
     priority: int = 0
     microseconds: int = 0
@@ -245,9 +245,9 @@ class Place(NamedTuple):
     before: int = 0
     """Only jobs with a smaller id; 0 for any."""
 
-    def moved_to(self, priority: int, run_at: datetime, message_id: int) -> "Place":
-        """Another place in the same list."""
-        return Place(
+    def moved_to(self, priority: int, run_at: datetime, message_id: int) -> "Position":
+        """Another position in the same list."""
+        return Position(
             priority, (run_at - EPOCH) // timedelta(microseconds=1), message_id, self.before
         )
 
@@ -256,14 +256,14 @@ class Place(NamedTuple):
         return EPOCH + timedelta(microseconds=min(self.microseconds, LAST_MICROSECOND))
 
 
-PageStart = int | Place
-"""Where a page begins: below an id, or behind a place."""
+PageStart = int | Position
+"""Where a page begins: below an id, or behind a position."""
 
 
 def page_start(text: str) -> PageStart:
     """Read what :func:`words_of` has written; raises ValueError."""
     if re.fullmatch("[0-9](/[0-9]{1,18}){3}", text):
-        return Place(*map(int, text.split("/")))
+        return Position(*map(int, text.split("/")))
     if text.isdecimal() and 0 < int(text) <= LAST_ID:
         return int(text)
     raise ValueError(text)
@@ -295,7 +295,7 @@ class Windows(Protocol[Start]):
         """The end of a part of so many rows; None if the list has fewer."""
 
     def read(self, start: Start, end: Start | None, limit: int) -> Sequence[tuple[JobLine, Start]]:
-        """The first matching jobs of a part, each with its place."""
+        """The first matching jobs of a part, each with its position."""
 
     def time_of(self, end: Start) -> datetime | None:
         """How far the search has come."""
@@ -332,18 +332,20 @@ class Places:
         words = which.words(message_queue, message_queue.c.target_id)
         self._every_message_fits = len(words) == len(which.words_of_place(message_queue))
 
-    def end(self, start: Place, size: int) -> Place | None:
+    def end(self, start: Position, size: int) -> Position | None:
         if self._every_message_fits:
             return None
         row = self._executor.execute(pending_window(self._which, start, size=size)).first()
         return None if row is None else start.moved_to(*row)
 
-    def read(self, start: Place, end: Place | None, limit: int) -> Sequence[tuple[JobLine, Place]]:
+    def read(
+        self, start: Position, end: Position | None, limit: int
+    ) -> Sequence[tuple[JobLine, Position]]:
         rows = self._executor.execute(list_pending(self._which, start, end, limit=limit)).all()
         lines = [(JobLine(*row[:-2]), row[-2:]) for row in rows]
-        return [(line, start.moved_to(line.priority, *place)) for line, place in lines]
+        return [(line, start.moved_to(line.priority, *position)) for line, position in lines]
 
-    def time_of(self, end: Place) -> datetime:
+    def time_of(self, end: Position) -> datetime:
         return end.run_at
 
 
@@ -372,16 +374,16 @@ class Pages:
         ``start``: an id, or the ``next_start`` of another page.  Raises OptionError if that page
         was of a list in another order.
         """
-        before = start.before if isinstance(start, Place) else start
+        before = start.before if isinstance(start, Position) else start
         if before:
             which = replace(which, before=min(before, which.before or before))
         if which.error is not None and not which.statuses:
             which = replace(which, statuses=frozenset({JobStatus.FAILED}))
         asked, which = which, self._narrowed(which)
         if which.statuses == PENDING_ONLY:
-            place = start if isinstance(start, Place) else Place(before=asked.before or 0)
-            return self._searched(Places(self._executor, which), place, limit)
-        if isinstance(start, Place):
+            position = start if isinstance(start, Position) else Position(before=asked.before or 0)
+            return self._searched(Places(self._executor, which), position, limit)
+        if isinstance(start, Position):
             raise OptionError("the page before was of a list with another status")
         return self._searched(Ids(self._executor, which), which.before or LAST_ID, limit)
 

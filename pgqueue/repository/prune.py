@@ -124,7 +124,7 @@ def _rules(name: str) -> sa.ColumnElement[Any]:
     return sa.select(json_parameter(name)).scalar_subquery()
 
 
-class Stretch(NamedTuple):
+class Pruned(NamedTuple):
     """Some jobs with consecutive ids, and what pruning has done to them."""
 
     up_to: int | None
@@ -164,7 +164,7 @@ class Pruning:
         dead: bool,
         after: int,
         size: int,
-    ) -> Stretch:
+    ) -> Pruned:
         """Delete the jobs whose time is over among the next ``size`` jobs after this id.
 
         ``dead``: among the next failed and cancelled ones.
@@ -173,7 +173,7 @@ class Pruning:
         if not dead:
             parameters["shortest"] = retention.shortest
         statement = prune(references, dead=dead)
-        return Stretch(*self._executor.execute(statement, parameters).one())
+        return Pruned(*self._executor.execute(statement, parameters).one())
 
     def next_job(self, after: int, *, dead: bool) -> int | None:
         """The first id after another."""

@@ -318,10 +318,10 @@ class FirstDue(NamedTuple):
 class QueueFlow:
     """The jobs that go into the backlog of a queue, and out of it, in a minute.
 
-    The backlog are the jobs that are due or blocked.  ``out_per_minute`` are the jobs that workers
-    have claimed; ``in_per_minute`` is that and the growth of the backlog: new jobs, scheduled jobs
-    and retries when they become due, released jobs, less those that were cancelled while they
-    waited, but not below zero.  A retry so counts again, in and out.
+    The backlog consists of the jobs that are due or blocked.  ``out_per_minute`` counts the jobs
+    that workers have claimed.  ``in_per_minute`` is this number plus the growth of the backlog:
+    new jobs, scheduled jobs and retries when they become due, and released jobs, less the jobs that
+    were cancelled while they waited, but not below zero.  Each retry counts again, in both.
     """
 
     in_per_minute: float

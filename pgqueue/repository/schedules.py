@@ -26,7 +26,7 @@ from pgqueue.repository.tables import (
     schedules,
     text_parameter,
 )
-from pgqueue.rules.ticks import Firing, Rule, checked_rule
+from pgqueue.rules.ticks import Firing, ScheduleRule, checked_rule
 
 NAME = schedules.c.name == text_parameter("schedule_name")
 MOMENT = sa.DateTime(timezone=True)
@@ -286,7 +286,7 @@ class ScheduleState:
     """The time of the database at which this was read."""
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> ScheduleRule:
         """The rule.  Raises OptionError if this system cannot read it."""
         return checked_rule(f"schedule {self.name}: ", self.cron, self.every, self.timezone)
 
@@ -318,7 +318,7 @@ class DueSchedule(NamedTuple):
         return (now, *later[1:]) == tuple(self)
 
 
-class Call(NamedTuple):
+class StoredCall(NamedTuple):
     """What the jobs of a schedule have in common."""
 
     task: str
@@ -411,9 +411,9 @@ class ScheduleRows:
         """Lock a schedule.  Raises ScheduleNotFound."""
         return ScheduleState(*self._one(lock_schedule(), name))
 
-    def call(self, name: str) -> Call:
+    def call(self, name: str) -> StoredCall:
         """The task of a schedule and its arguments.  Raises ScheduleNotFound."""
-        return Call(*self._one(call_of_schedule(), name))
+        return StoredCall(*self._one(call_of_schedule(), name))
 
     def change(self, name: str, values: Mapping[str, Any]) -> None:
         """Set columns of a locked schedule."""

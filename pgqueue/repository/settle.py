@@ -45,7 +45,7 @@ from pgqueue.repository.tables import (
     FAILED,
     INTERRUPTION,
     NEWLINE,
-    PLACE,
+    POSITION,
     SPACE,
     SUCCEEDED,
     among,
@@ -107,8 +107,8 @@ LAST_INTERRUPTION = sa.literal_column("' The job has reached max_interruptions =
 def settle() -> sa.Executable:
     """Settle a batch of attempts, each as its document says; returns those that were ours.
 
-    The document says that an unreadable job fails.  Until ``max_unreadable`` has passed, the job
-    waits instead: half of the time it has been unreadable, from 5 seconds to a minute.
+    A document says of an unreadable job that it fails.  Until ``max_unreadable`` has passed, the
+    job waits instead: half of the time it has been unreadable, from 5 seconds to a minute.
     """
     given = document("verdicts", *VERDICT_COLUMNS)
     gone = fence.deleted_leases(given)
@@ -352,18 +352,18 @@ def write_outcomes(settled: sa.CTE, *more: str) -> sa.Select[Any]:
 
     # The messages of jobs that go on.  A job that crashed before, has only one attempt, or has
     # places in limits is not claimed ahead of a slot.
-    moved = (*PLACE, "id", "task", "attempts", "settled_crashes")
+    moved = (*POSITION, "id", "task", "attempts", "settled_crashes")
     alone = sa.or_(
         job.c.settled_crashes > 0, job.c.max_attempts == 1, job.c.limit_keys.is_not(None)
     )
     next_message = sa.insert(message_queue).from_select(
-        [*PLACE, "target_id", "task", "attempt", "crashes", "alone"],
+        [*POSITION, "target_id", "task", "attempt", "crashes", "alone"],
         sa.select(*(job.c[name] for name in moved), alone).where(
             job.c.outcome.is_(None), job.c.next_start_counts.is_not(sa.true())
         ),
     )
     waiting_message = sa.insert(waiting_messages).from_select(
-        ["limit_keys", *PLACE, "target_id", "task", "attempt", "crashes"],
+        ["limit_keys", *POSITION, "target_id", "task", "attempt", "crashes"],
         sa.select(job.c.limit_keys, *(job.c[name] for name in moved)).where(
             job.c.outcome.is_(None), job.c.next_start_counts
         ),

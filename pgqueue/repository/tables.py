@@ -65,7 +65,7 @@ operator_actions = table_of(OperatorAction)
 
 AS_IT_STANDS: sa.ColumnElement[Any] = sa.literal_column("0")
 """An OFFSET that keeps the planner from reordering a sub-query: one probe by key for each row."""
-PLACE = ("queue", "priority", "run_at")
+POSITION = ("queue", "priority", "run_at")
 """The columns that say where in the queue a job and its message stand."""
 CTID: sa.ColumnElement[Any] = sa.column("ctid")
 """The place of a row.  Safe in a statement that has itself locked the row, and only on a plain
@@ -215,12 +215,12 @@ def stands_at_place_of(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
 
     These are the key of the message without its id: no index finds a message by its job alone.
     """
-    return _is_at_place(message_queue, PLACE, job_id)
+    return _is_at_place(message_queue, POSITION, job_id)
 
 
 def waits_at_place_of(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     """The waiting message of this job, found by its whole key, which the job's row has."""
-    return _is_at_place(waiting_messages, ("limit_keys", *PLACE), job_id)
+    return _is_at_place(waiting_messages, ("limit_keys", *POSITION), job_id)
 
 
 def _is_at_place(

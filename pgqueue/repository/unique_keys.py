@@ -15,7 +15,7 @@ from pgqueue.repository.messages import DISPATCHED, NEW, Start, labels, start_ti
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CTID,
-    PLACE,
+    POSITION,
     among,
     clock,
     document,
@@ -63,9 +63,9 @@ def change_holders(
         .returning(*DISPATCHED, jobs.c.held_unique_key)
         .cte("job")
     )
-    place = [job.c[name] for name in (*PLACE, "id", "task")]
+    place = [job.c[name] for name in (*POSITION, "id", "task")]
     rows = sa.select(*place, *(taken.c[name] for name in KEPT)).where(taken.c.target_id == job.c.id)
-    message = sa.insert(message_queue).from_select([*PLACE, "target_id", "task", *KEPT], rows)
+    message = sa.insert(message_queue).from_select([*POSITION, "target_id", "task", *KEPT], rows)
     woken = sa.select(wake_up_call() if notify else sa.true()).scalar_subquery()
     return sa.select(job.c.id, job.c.held_unique_key, woken).add_cte(message.cte("message"))
 
@@ -117,7 +117,7 @@ def _holders() -> sa.CTE:
     """The jobs of this task that hold the keys of the document, one probe of the index for each."""
     given = document("documents", sa.column("args", JSONB), sa.column("unique_key", sa.Text))
     job = (
-        sa.select(*(jobs.c[name] for name in ("id", *PLACE)))
+        sa.select(*(jobs.c[name] for name in ("id", *POSITION)))
         .where(
             jobs.c.queue == text_parameter(f"{NEW}queue"),
             jobs.c.held_unique_key == given.c.unique_key,
@@ -132,7 +132,7 @@ def _holders() -> sa.CTE:
 
 def _taken_messages(holder: sa.CTE) -> sa.CTE:
     """The messages of waiting jobs, deleted."""
-    same = equal(message_queue, holder, PLACE)
+    same = equal(message_queue, holder, POSITION)
     message = (
         sa.select(CTID)
         .select_from(message_queue)

@@ -25,7 +25,7 @@ TURNS_ARE_KEPT = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class LimitRule:
     """A limit in force."""
 
     capacity: int
@@ -66,7 +66,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingJob:
     """A job that waits to be admitted."""
 
     limit_keys: tuple[str, ...]
@@ -108,11 +108,11 @@ class Turns:
 
 NO_TURNS = Turns()
 
-Rules = Mapping[str, Rule]
+Rules = Mapping[str, LimitRule]
 """Rules by the name of their limit, and the rules of keys with their own capacity by the key."""
 
 
-def rule_of(key: str, rules: Rules) -> Rule | None:
+def rule_of(key: str, rules: Rules) -> LimitRule | None:
     """Return the rule in force for a key; None if no worker has declared its limit."""
     return rules.get(key) or rules.get(name_of(key))
 
@@ -140,19 +140,19 @@ def ready_by_group(places: Iterable[Place], rules: Rules) -> Counter[TurnGroup]:
     return Counter(group for _, group in ready)
 
 
-def turn_group(job: Waiting, rules: Rules) -> TurnGroup | None:
+def turn_group(job: WaitingJob, rules: Rules) -> TurnGroup | None:
     """The group in which the job's key takes turns; None without a fair limit."""
     names = (name_of(key) for key in job.limit_keys if is_fair(key, rules))
     return next((TurnGroup(name, job.queue, job.priority) for name in names), None)
 
 
-def last_turn(job: Waiting, last: Mapping[str, datetime], rules: Rules) -> datetime:
+def last_turn(job: WaitingJob, last: Mapping[str, datetime], rules: Rules) -> datetime:
     """When the job's key had its last turn; NEVER without a remembered turn."""
     turns = (last.get(key, NEVER) for key in job.limit_keys if is_fair(key, rules))
     return next(turns, NEVER)
 
 
-def fair_names(jobs: Iterable[Waiting], rules: Rules) -> list[tuple[str, int]]:
+def fair_names(jobs: Iterable[WaitingJob], rules: Rules) -> list[tuple[str, int]]:
     """The second places of jobs of fair limits, each under the name of its limit.
 
     Under the name, an admission finds all admitted jobs of the limit, whatever their keys.
@@ -192,7 +192,7 @@ def after_starts(starts: Mapping[str, int], buckets: Buckets, rules: Rules) -> d
     return full_at
 
 
-def after_turns(jobs: Iterable[Waiting], now: datetime, rules: Rules) -> dict[str, datetime]:
+def after_turns(jobs: Iterable[WaitingJob], now: datetime, rules: Rules) -> dict[str, datetime]:
     """Return until when the turns of these jobs' keys are remembered.
 
     The keys of later jobs are remembered longer.
@@ -244,7 +244,7 @@ def to_send_back(places: Iterable[Place], rules: Rules) -> list[int]:
 
 
 def to_admit(
-    waiting: Sequence[Waiting],
+    waiting: Sequence[WaitingJob],
     held: Mapping[str, int],
     rules: Rules,
     *,
@@ -289,7 +289,7 @@ class _Terms(NamedTuple):
     """The key that takes turns with others."""
 
 
-_Due = tuple[Waiting, _Terms]
+_Due = tuple[WaitingJob, _Terms]
 
 
 def _terms_of(limit_keys: Iterable[str], rules: Rules) -> _Terms | None:
@@ -334,9 +334,9 @@ class _Turn(NamedTuple):
     position: int
 
 
-def _group_of(job: Waiting, terms: _Terms) -> TurnGroup | None:
+def _group_of(job: WaitingJob, terms: _Terms) -> TurnGroup | None:
     return None if terms.fair is None else TurnGroup(name_of(terms.fair), job.queue, job.priority)
 
 
-def _declared_rule(key: str, rules: Rules) -> Rule:
+def _declared_rule(key: str, rules: Rules) -> LimitRule:
     return rules.get(key) or rules[name_of(key)]

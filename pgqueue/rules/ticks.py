@@ -53,7 +53,7 @@ class Overlap(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ScheduleRule:
     """A cron expression in a zone, or an interval."""
 
     cron: str | None
@@ -146,7 +146,7 @@ class Firing:
     next_at: datetime | None
 
 
-def decide(rule: Rule, standing: Standing, now: datetime) -> Firing | None:
+def decide(rule: ScheduleRule, standing: Standing, now: datetime) -> Firing | None:
     """Decide which ticks are fired now, by the database's clock; None if the due tick waits.
 
     In the result, ``next_at`` is after ``last_tick_at``, and ``last_tick_at`` is not before the
@@ -168,12 +168,12 @@ def decide(rule: Rule, standing: Standing, now: datetime) -> Firing | None:
     return Firing(tuple(due), passed, rule.next_tick(max(passed, now)))
 
 
-def next_after(rule: Rule, now: datetime, last_tick_at: datetime | None) -> datetime | None:
+def next_after(rule: ScheduleRule, now: datetime, last_tick_at: datetime | None) -> datetime | None:
     """Return the next tick of a new, changed or resumed schedule.  Missed ticks are not fired."""
     return rule.next_tick(now if last_tick_at is None else max(now, last_tick_at))
 
 
-def checked_rule(where: str, cron: Any, every: Any, timezone: Any) -> Rule:
+def checked_rule(where: str, cron: Any, every: Any, timezone: Any) -> ScheduleRule:
     """Return a rule that has at least one tick.  Raises OptionError."""
     if (cron is None) == (every is None):
         found = "neither" if cron is None else "both"
@@ -188,8 +188,8 @@ def checked_rule(where: str, cron: Any, every: Any, timezone: Any) -> Rule:
                 f"{where}every is {every!r}; give a timedelta from one second to {LONGEST.days} "
                 "days"
             )
-        return Rule(None, every, timezone)
-    rule = Rule(_checked_cron(where, cron), None, timezone)
+        return ScheduleRule(None, every, timezone)
+    rule = ScheduleRule(_checked_cron(where, cron), None, timezone)
     if rule.next_tick(EPOCH + 50 * timedelta(days=365)) is None:
         raise OptionError(f"{where}cron expression {cron!r} names no day of the calendar")
     return rule

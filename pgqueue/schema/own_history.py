@@ -13,7 +13,7 @@ from pgqueue.schema.comparison import differences
 from pgqueue.schema.on_all_nodes import create_on_all_nodes
 from pgqueue.schema.state import (
     SCHEMA_VERSION,
-    State,
+    SchemaState,
     read_state,
     verify,
     wait_for_other_upgrades,
@@ -51,7 +51,7 @@ def upgrade_database(engine: Engine) -> None:
     create_on_all_nodes(engine)
 
 
-def _write_lost_version(connection: Connection, found: State) -> None:
+def _write_lost_version(connection: Connection, found: SchemaState) -> None:
     """Write the version again that a dump or a TRUNCATE has left out.
 
     Only if the tables are those of this version, compared as Alembic compares them with models.

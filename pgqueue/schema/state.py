@@ -56,7 +56,7 @@ def verify(connection: Connection) -> None:
 
 
 @dataclass(frozen=True)
-class State:
+class SchemaState:
     """What a database contains of pgqueue; the version is None if its row is missing."""
 
     tables: frozenset[str]
@@ -108,7 +108,7 @@ class State:
         )
 
 
-def read_state(connection: Connection) -> State:
+def read_state(connection: Connection) -> SchemaState:
     """Queries the catalog first: a missing table must not fail the caller's transaction.
 
     Raises RowsHidden if row security hides rows from this role, such as that of the version.
@@ -119,7 +119,7 @@ def read_state(connection: Connection) -> State:
     plain = {table.name: table.is_plain for table in found}
     row = connection.execute(_VERSION).first() if "schema_version" in plain else None
     revision = connection.scalar(_REVISION) if "alembic_version" in plain else None
-    return State(
+    return SchemaState(
         tables=frozenset(plain),
         not_plain=tuple(name for name in BY_PLACE if not plain.get(name, False)),
         version=row.version if row else None,

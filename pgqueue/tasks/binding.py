@@ -11,7 +11,7 @@ from pgqueue.arguments.payload import Payload, in_batch
 from pgqueue.arguments.text import LARGEST_TEXT
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
 from pgqueue.options import Options, refuse_unknown_secrets, refuse_wrong_renames
-from pgqueue.repository.enqueue import Row
+from pgqueue.repository.enqueue import NewJobRow
 from pgqueue.rules.limits import LimitKeys
 from pgqueue.rules.unique import Unique, names_wanted_by, storable_key
 
@@ -23,7 +23,7 @@ DIGITS_OF_DIGEST = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedCall(Row):
+class EncodedCall(NewJobRow):
     """The stored form of one call: its arguments as JSON data and as JSON text, and its keys."""
 
     text: str
@@ -40,10 +40,10 @@ class EncodedCalls:
     per_statement: int
     """How many calls one statement may enqueue, whichever calls they are."""
 
-    def rows(self, held_keys: Iterable[str | None]) -> list[Row]:
+    def rows(self, held_keys: Iterable[str | None]) -> list[NewJobRow]:
         """Each call, with its unique key as the job holds it."""
         each = zip(self.args, held_keys, self.limit_keys, strict=True)
-        return [Row(*values) for values in each]
+        return [NewJobRow(*values) for values in each]
 
 
 class Arguments:

@@ -48,7 +48,7 @@ class Changes:
             )
         for name in self.args or ():
             if not isinstance(name, str):
-                raise ArgumentsError(f"args has {name!r}, which is no name of an argument")
+                raise ArgumentsError(f"args has {name!r}, which is not the name of an argument")
 
     @property
     def has_args(self) -> bool:

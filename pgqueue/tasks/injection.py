@@ -53,12 +53,12 @@ class Injection:
         if self.is_async:
             raise TaskDefinitionError(
                 f"task {task_name}: executor='process' runs plain functions, one at a time; make "
-                "it `def`, or leave executor away"
+                "it `def`, or omit executor"
             )
         if self.wants_session:
             raise TaskDefinitionError(
                 f"task {task_name}: executor='process' has no Session to fill in: what a process "
-                "of its own writes cannot commit with the end of the job; leave executor away for "
+                "of its own writes cannot commit with the end of the job; omit executor for "
                 "transactional work, or open queue.session() in the handler"
             )
 

@@ -28,8 +28,8 @@ from pgqueue.repository.deadlines import DUE
 from pgqueue.repository.enqueue import (
     Enqueues,
     NewJob,
+    NewJobRow,
     Placed,
-    Row,
     until_placed,
 )
 from pgqueue.repository.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
@@ -634,7 +634,7 @@ def _for_connection(new: NewJob, connection: Connection) -> NewJob:
 
 
 def _enqueue_unique(
-    enqueues: Enqueues, new: NewJob, rows: list[Row], per_statement: int, options: Options
+    enqueues: Enqueues, new: NewJob, rows: list[NewJobRow], per_statement: int, options: Options
 ) -> list[int]:
     """Enqueue jobs with unique keys; returns the id of the job of each row."""
     keys = [row.unique_key for row in rows]

@@ -24,8 +24,8 @@ from pgqueue.repository.health import (
     LIMITS,
     Health,
     TableHealth,
-    Unreadable,
-    Waiting,
+    UnreadableJobs,
+    WaitingJobs,
 )
 from pgqueue.repository.limits import Limits
 from pgqueue.repository.nodes import read_number
@@ -193,13 +193,13 @@ def at_a_glance(
     return [finding for finding in dict.fromkeys(found) if finding.level is not Level.OK]
 
 
-def skipped_jobs(queue: Operations, session: Session) -> list[admission.Waiting]:
+def skipped_jobs(queue: Operations, session: Session) -> list[admission.WaitingJob]:
     """The jobs that workers skip: they are due, and their limits have room.
 
     Workers fill a place that becomes free within a second, so a job counts if it is found twice.
     """
 
-    def look() -> dict[int, admission.Waiting]:
+    def look() -> dict[int, admission.WaitingJob]:
         unserved = {one.name for one in Health(session).unserved_queues()}
         paused = Workers(session).paused()
         served = set(session.scalars(queues_with_messages())) - unserved - set(paused.queues)
@@ -239,7 +239,7 @@ def _nobody_lives(silent: Sequence[WorkerState], unserved: Sequence[FirstDue]) -
 def _unserved(first: FirstDue, count: LastCount | None) -> Finding:
     is_known = count is not None and not count.is_old and first.queue in count.queues
     due = count.queues[first.queue].due if count is not None and is_known else 1
-    where = Waiting(first.queue, max(due, 1), first.since)
+    where = WaitingJobs(first.queue, max(due, 1), first.since)
     return Finding(Level.WARNING, "workers", words_for_unserved(where))
 
 
@@ -253,7 +253,7 @@ def _unknown(first: FirstDue) -> Finding:
     )
 
 
-def words_for_unserved(queue: Waiting) -> str:
+def words_for_unserved(queue: WaitingJobs) -> str:
     reason, due = nobody_serves(queue.name), jobs_are_due(queue.jobs, queue.since)
     return f"{reason}, where {due}; run {reason.remedy}"
 
@@ -264,12 +264,13 @@ def words_for_open_batch(batch: Candidate) -> str:
     return f"batch {batch.id} is open, although the job it waited for ended {since} ago: {why}"
 
 
-def words_for_skipped(job: admission.Waiting) -> str:
+def words_for_skipped(job: admission.WaitingJob) -> str:
     return (
-        f"job {job.job_id} waits for {', '.join(job.limit_keys)} in queue {job.queue}, which has "
-        f"room, since {job.run_at:%Y-%m-%d %H:%M %Z}: no live worker knows its task, another "
-        "transaction has locked its row, or the database refuses to admit it, and the log of the "
-        f'workers says why ("can be admitted"); mend that, or run pgqueue cancel {job.job_id}'
+        f"job {job.job_id} has waited for {', '.join(job.limit_keys)} in queue {job.queue} since "
+        f"{job.run_at:%Y-%m-%d %H:%M %Z}, although there is room. No live worker knows its task, "
+        "another transaction has locked its row, or the database refuses to admit it: then the "
+        'log of the workers has a line with "can be admitted". Remove the cause, or run pgqueue '
+        f"cancel {job.job_id}"
     )
 
 
@@ -284,7 +285,7 @@ def words_for_unpruned(tasks: dict[str, int]) -> Iterator[str]:
         )
 
 
-def words_for_unknown(task: Waiting) -> str:
+def words_for_unknown(task: WaitingJobs) -> str:
     due = jobs_are_due(task.jobs, task.since)
     return (
         f"{unknown_task(task.name)}, of which {due}: its workers leave them alone; have the module "
@@ -294,7 +295,7 @@ def words_for_unknown(task: Waiting) -> str:
     )
 
 
-def words_for_unreadable(found: Unreadable) -> str:
+def words_for_unreadable(found: UnreadableJobs) -> str:
     return (
         f"{jobs_wait(found.jobs)} (the oldest since {span(found.since)}), and "
         f"{unreadable(found.reason)}; start workers with the code that has enqueued them, "

@@ -23,7 +23,7 @@ MOST_HANGING = 100
 
 
 @dataclass(eq=False)
-class Call(Generic[T]):
+class ApplicationCall(Generic[T]):
     """One call, by the name of its schedule."""
 
     name: str
@@ -44,9 +44,9 @@ class ApplicationCalls(Generic[T]):
         """``around`` makes the context of each call."""
         self._around = around
         self._changed = threading.Condition()
-        self._calls: dict[str, Call[T]] = {}
+        self._calls: dict[str, ApplicationCall[T]] = {}
         """All calls whose results were not taken."""
-        self._waiting: deque[Call[T]] = deque()
+        self._waiting: deque[ApplicationCall[T]] = deque()
         self._has_thread = False
 
     def is_pending(self, name: str) -> bool:
@@ -57,7 +57,7 @@ class ApplicationCalls(Generic[T]):
         """Make a call for each name; none of them may be pending."""
         with self._changed:
             for name, function in functions.items():
-                self._calls[name] = call = Call(name, function)
+                self._calls[name] = call = ApplicationCall(name, function)
                 self._waiting.append(call)
             self._ensure_thread()
 
@@ -95,7 +95,7 @@ class ApplicationCalls(Generic[T]):
             return True
         return any(not call.hangs and not call.result.done() for call in self._calls.values())
 
-    def _hanging(self) -> list[Call[T]]:
+    def _hanging(self) -> list[ApplicationCall[T]]:
         return [call for call in self._calls.values() if call.hangs and not call.result.done()]
 
     def _note_hanging(self) -> float:
@@ -139,7 +139,7 @@ class ApplicationCalls(Generic[T]):
                     self._ensure_thread()
                     break
 
-    def _next(self) -> Call[T] | None:
+    def _next(self) -> ApplicationCall[T] | None:
         with self._changed:
             if not self._waiting:
                 self._has_thread = False

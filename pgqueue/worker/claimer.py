@@ -23,7 +23,7 @@ from pgqueue.worker.claiming.aging import Aging
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
 from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.claiming.notifications import Listener
-from pgqueue.worker.claiming.prefetch import STALE, Prefetch
+from pgqueue.worker.claiming.prefetch import LONGEST_BUFFERED, Prefetch
 from pgqueue.worker.claiming.queue_discovery import QueueDiscovery
 from pgqueue.worker.claiming.refused import RefusedJobs
 from pgqueue.worker.claiming.shares import Shares
@@ -233,11 +233,11 @@ class Claimer(Loop):
         """Wait until a slot may need a job; release the jobs that have waited here too long."""
         buffer, prefetch = self._runtime.buffer, self._prefetch
         self._wait_for_notification(0)  # takes those that have come: one may wake the admitter
-        buffer.room.wait(max(STALE - buffer.longest_wait(), 0.001))
+        buffer.room.wait(max(LONGEST_BUFFERED - buffer.longest_wait(), 0.001))
         waited = buffer.longest_wait()
         prefetch.oldest_waits(waited)
         buffer.low_water = prefetch.low_water
-        if waited > STALE:
+        if waited > LONGEST_BUFFERED:
             for claimed in buffer.drain():
                 self._runtime.ledger.done(claimed, Released())
 

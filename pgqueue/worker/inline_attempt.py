@@ -30,7 +30,7 @@ from pgqueue.handler.transaction import (
     FAILURES,
     AttemptTransaction,
     CancelWins,
-    Stale,
+    LeasePassedOn,
     settle_in_transaction,
 )
 from pgqueue.middleware import around_async_handlers, around_handlers
@@ -109,7 +109,7 @@ class InlineAttempt(RunningAttempt):
                 self.outcome = Succeeded()
             elif outcome is not None and not is_dropped:
                 self.settle(outcome)
-        except Stale:
+        except LeasePassedOn:
             pass
         finally:
             running_job.set(None)  # this thread goes on with the code of the test
@@ -119,7 +119,7 @@ class InlineAttempt(RunningAttempt):
             ProgressReports(self.connection).write([row])
 
     def settle(self, outcome: Outcome) -> None:
-        """Settle the attempt, as a settler does; raises Stale."""
+        """Settle the attempt, as a settler does; raises LeasePassedOn."""
         try:
             with self.connection.begin_nested():  # the result may be impossible to store
                 self._write(outcome)
@@ -212,7 +212,7 @@ class SavepointTransaction(AttemptTransaction):
 
     def end_handler(self, connection: Connection) -> None:
         if self.attempt.is_dropped and self.attempt.task.is_transactional:
-            raise Stale  # but what ctx.finish() has committed stays
+            raise LeasePassedOn  # but what ctx.finish() has committed stays
         if connection.get_nested_transaction() is self._outer:
             raise TransactionEnded("by the handler")
         connection.exec_driver_sql(CHECK_CONSTRAINTS)

@@ -14,7 +14,7 @@ from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import log_fields
 from pgqueue.handler.outcome import after_error, obstacle
 from pgqueue.handler.run import run_async_attempt, run_attempt
-from pgqueue.handler.transaction import FAILURES, AttemptTransaction, Stale
+from pgqueue.handler.transaction import FAILURES, AttemptTransaction, LeasePassedOn
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts
@@ -115,7 +115,7 @@ class Slot(WorkerThread):
         Pauses if there was no connection.
         """
         claimed, fields = attempt.claimed, log_fields(attempt.claimed)
-        if isinstance(error, Stale):
+        if isinstance(error, LeasePassedOn):
             words = "job %s: its lease had passed on, its writes are undone"
             logger.warning(words, claimed.job_id, extra=fields)
             self.runtime.ledger.stale(claimed)

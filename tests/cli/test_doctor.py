@@ -128,7 +128,7 @@ class TestJobsThatDoNotRun:
             level, detail = about(findings(queue), "admission")
 
         assert level == "warning"
-        assert detail.startswith(f"job {skipped} waits for accounts [7] in queue default, which")
+        assert detail.startswith(f"job {skipped} has waited for accounts [7] in queue default")
         assert f"run pgqueue cancel {skipped}" in detail
 
 

@@ -13,7 +13,7 @@ from pgqueue import Limit, PgQueue, Unique, Worker
 from pgqueue.cli import main
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import JANITOR
-from pgqueue.worker.duties.prune import Progress, PruneRound
+from pgqueue.worker.duties.prune import PruneRound, RoundState
 
 HOSTILE = {
     "TimeZone": "America/St_Johns",
@@ -152,7 +152,7 @@ def test_hostile_settings_of_the_database_change_nothing(hostile_engine: Engine)
     assert_commands_answer(hostile_engine, *([command] for command in COMMANDS))
     pruning = PruneRound(queue.retention)
     with own_connection(queue.engine, JANITOR, isolation_level="READ COMMITTED") as connection:
-        while pruning.step(connection) is Progress.MORE:
+        while pruning.step(connection) is RoundState.MORE:
             pass
     with queue.session() as session:
         assert queue.counts(session) == []

@@ -1,4 +1,4 @@
-"""The first page: what needs somebody, with its remedy, and the figures."""
+"""The first page: what needs attention, with its remedy, and the figures."""
 
 import re
 import time
@@ -83,7 +83,7 @@ def test_a_worker_that_is_silent_is_counted_nowhere(served: PgQueue, engine: Eng
 
     words = Visitor(served).text("/")
 
-    first = words.partition("Needs you")[2]
+    first = words.partition("Needs attention")[2]
     assert first.strip().startswith("workers no worker lives; the last was silent 32 min")
     assert "due in mail" in first
     assert "Slots in use 0 of 0 no worker lives" in words

@@ -9,7 +9,7 @@ from visitor import SECRET, Visitor
 from chaos.interleavings.logical_workers import execute, stored
 from pgqueue import Job, PgQueue
 from pgqueue.dashboard import RIGHTS
-from pgqueue.rules.ticks import Rule
+from pgqueue.rules.ticks import ScheduleRule
 from pgqueue.tables import OperatorAction
 
 
@@ -27,12 +27,12 @@ def queue(engine: Engine) -> PgQueue:
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        (Rule("0 9 * * 1-5", None), "At 09:00 on Monday through Friday"),
-        (Rule("*/5 * * * *", None), "Every fifth minute of every hour"),
-        (Rule(None, timedelta(minutes=90)), "Every 90 min"),
+        (ScheduleRule("0 9 * * 1-5", None), "At 09:00 on Monday through Friday"),
+        (ScheduleRule("*/5 * * * *", None), "Every fifth minute of every hour"),
+        (ScheduleRule(None, timedelta(minutes=90)), "Every 90 min"),
     ],
 )
-def test_a_rule_is_a_sentence(rule: Rule, words: str) -> None:
+def test_a_rule_is_a_sentence(rule: ScheduleRule, words: str) -> None:
     assert rule.in_words() == words
 
 

@@ -273,5 +273,5 @@ def test_on_loopback_another_host_name_is_refused(
 
 
 def _client(url: str, password: str | None, *, hosts: Collection[str] | None = None) -> Client:
-    door = serving.Door("operator", password, hosts=hosts)
+    door = serving.AccessCheck("operator", password, hosts=hosts)
     return Client(Dashboard(PgQueue(url), authorize=door, secret="s").wsgi)

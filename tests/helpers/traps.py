@@ -74,7 +74,7 @@ def all_statements() -> Iterator[tuple[str, str]]:
             tags=frozenset({"tag"}),
         )
         yield f"list_jobs {status}", words_of(pages.list_jobs(which, limit=9))
-    place = pages.Place()
+    place = pages.Position()
     yield "list_pending", words_of(pages.list_pending(which, place, place, limit=9))
     yield "pending_window", words_of(pages.pending_window(which, place, size=9))
     yield "job_details", words_of(listing.job_details(frozenset()))

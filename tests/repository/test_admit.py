@@ -45,15 +45,15 @@ from pgqueue.repository.enqueue import Enqueues, NewJob
 from pgqueue.repository.limits import Limits
 from pgqueue.repository.messages import Start
 from pgqueue.repository.workers import NOTHING_PAUSED, Paused
-from pgqueue.rules.admission import Rule
+from pgqueue.rules.admission import LimitRule
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 
 RULES = {
-    "bank": Rule(1),
-    "task": Rule(2),
-    "strict": Rule(1, is_strict=True),
-    "skip": Rule(1, is_strict=True, skips_failed=True),
-    "fair": Rule(1_000_000, is_fair=True),
+    "bank": LimitRule(1),
+    "task": LimitRule(2),
+    "strict": LimitRule(1, is_strict=True),
+    "skip": LimitRule(1, is_strict=True, skips_failed=True),
+    "fair": LimitRule(1_000_000, is_fair=True),
 }
 HOUR = timedelta(hours=1)
 
@@ -849,10 +849,10 @@ class TestDeclared:
             limits.declare([Limit(2, name="task"), Limit(1, name="line", order="strict")])
             assert limits.set_capacity("task", 5)
             limits.declare([Limit(3, name="task")])
-            assert limits.rules() == {"task": Rule(5), "line": Rule(1, is_strict=True)}
+            assert limits.rules() == {"task": LimitRule(5), "line": LimitRule(1, is_strict=True)}
 
             assert limits.set_capacity("task", None)
-            assert limits.rules()["task"] == Rule(3)
+            assert limits.rules()["task"] == LimitRule(3)
             assert not limits.set_capacity("unknown", 5)
 
 

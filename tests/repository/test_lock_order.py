@@ -25,7 +25,7 @@ from chaos.interleavings.logical_workers import (
 from pgqueue import Change, DuplicateJob, Job, JobNotFound, Keep, PgQueue
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
 from pgqueue.rules.retention import Retention
-from pgqueue.worker.duties.prune import Progress, PruneRound
+from pgqueue.worker.duties.prune import PruneRound, RoundState
 
 AT_ONCE = timedelta(0)
 TASKS = {"tests.task": None}
@@ -99,7 +99,7 @@ class Storm:
     def _prune(self) -> bool:
         with logical_workers(self._workers, 1) as [worker]:
             prune_round = PruneRound(Retention(Keep(AT_ONCE, AT_ONCE, AT_ONCE), {}, TASKS))
-            while prune_round.step(worker.transaction) is Progress.MORE:
+            while prune_round.step(worker.transaction) is RoundState.MORE:
                 pass
         return prune_round.deleted > 0
 

@@ -13,7 +13,7 @@ from pgqueue.errors import OptionError
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.jobs import Jobs
 from pgqueue.repository.listing import Listing
-from pgqueue.repository.pages import WINDOW, JobLine, Pages, PageStart, Place
+from pgqueue.repository.pages import WINDOW, JobLine, Pages, PageStart, Position
 from pgqueue.testing.databases import fresh_database
 
 ENDED = 100_000
@@ -198,7 +198,7 @@ class TestPagesOfWaitingJobs:
         self, history: Connection
     ) -> None:
         with pytest.raises(OptionError, match="another status"):
-            Pages(history, patience=AT_EASE).page(SUCCEEDED, limit=LIMIT, start=Place())
+            Pages(history, patience=AT_EASE).page(SUCCEEDED, limit=LIMIT, start=Position())
 
 
 class TestPagesOfSucceededJobs:

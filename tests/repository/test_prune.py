@@ -11,7 +11,7 @@ from chaos.interleavings.logical_workers import execute, violations
 from pgqueue import Keep, PgQueue
 from pgqueue.repository.tables import lock_key
 from pgqueue.rules.retention import Retention
-from pgqueue.worker.duties.prune import MOST, Progress, PruneRound
+from pgqueue.worker.duties.prune import MOST, PruneRound, RoundState
 
 PRUNE_LOCK = lock_key("prune")
 MONTH = timedelta(days=30)
@@ -63,9 +63,9 @@ def ended(
 
 def prune(connection: Connection, retention: Retention = RETENTION) -> PruneRound:
     prune_round = PruneRound(retention)
-    while (progress := prune_round.step(connection)) is Progress.MORE:
+    while (progress := prune_round.step(connection)) is RoundState.MORE:
         pass
-    assert progress is Progress.DONE
+    assert progress is RoundState.DONE
     return prune_round
 
 
@@ -173,7 +173,7 @@ class TestARound:
         with engine.begin() as other:
             other.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": PRUNE_LOCK})
 
-            assert PruneRound(RETENTION).step(pruner) is Progress.BUSY
+            assert PruneRound(RETENTION).step(pruner) is RoundState.BUSY
 
         assert prune(pruner).deleted == 1
 

@@ -28,7 +28,7 @@ from pgqueue.repository.rescue import Rescues
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import array_of
 from pgqueue.repository.workers import Workers
-from pgqueue.worker.duties.prune import Progress, PruneRound
+from pgqueue.worker.duties.prune import PruneRound, RoundState
 
 PATIENCE = 60
 HIDDEN = "Row security hides rows"
@@ -300,7 +300,7 @@ def test_row_security_on_a_table_of_the_application_does_not_stop_the_pruning(
 
     pruning = PruneRound(queue.retention)
     with own_connection(clerk, JANITOR, isolation_level="READ COMMITTED") as connection:
-        while pruning.step(connection) is Progress.MORE:
+        while pruning.step(connection) is RoundState.MORE:
             pass
 
     with Session(engine) as session:

@@ -370,5 +370,5 @@ def test_a_paused_task_waits_under_all_its_names(queue: PgQueue, session: Sessio
 
 def test_what_cannot_be_a_task_is_not_paused(queue: PgQueue, session: Session) -> None:
     for name in ("", "two words", None, 7):
-        with pytest.raises(OptionError, match="is no name of a task"):
+        with pytest.raises(OptionError, match="is not the name of a task"):
             queue.pause_task(session, name)  # type: ignore[arg-type]

@@ -529,7 +529,7 @@ def test_ctx_finish_says_that_it_needs_a_thread(queue: PgQueue) -> None:
 
     endings(Worker(queue))
 
-    assert "leave executor='process' away" in (job_of(queue, job).last_error or "")
+    assert "omit executor='process'" in (job_of(queue, job).last_error or "")
 
 
 def test_what_a_handler_leaves_in_its_process_is_not_there_for_the_next_job(

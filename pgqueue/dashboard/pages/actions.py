@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from pgqueue.dashboard.pages.log import entry, errors_of
 from pgqueue.dashboard.rendering import number
-from pgqueue.dashboard.routing import Answer, Asked, Done, Page, Refused, Route
+from pgqueue.dashboard.routing import Answer, Done, Page, Refused, Request, Route
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import LONGEST
 from pgqueue.operations import Outcome, Selection
@@ -32,13 +32,13 @@ SPREADS = (
 """The times over which a form spreads jobs: minutes, and words."""
 
 
-def preview_action(asked: Asked) -> Page:
+def preview_action(request: Request) -> Page:
     """What an action on all jobs that match would do."""
-    action = ON_JOBS[asked.one_of("action", BUTTONS, "requeue")]
-    line = asked.text("q", longest=LONGEST)
-    jobs = _filter(asked, line, action.name)
+    action = ON_JOBS[request.one_of("action", BUTTONS, "requeue")]
+    line = request.text("q", longest=LONGEST)
+    jobs = _filter(request, line, action.name)
     jobs.narrowed(action)
-    found = asked.part("the preview", lambda session: jobs.preview(session, action))
+    found = request.part("the preview", lambda session: jobs.preview(session, action))
     number_of_jobs = None if found is None or found.jobs > MOST_COUNTED else found.jobs
     spread = 20 if number_of_jobs is None or number_of_jobs > 1000 else 5
     spread = 0 if number_of_jobs is not None and number_of_jobs <= 100 else spread
@@ -49,9 +49,9 @@ def preview_action(asked: Asked) -> Page:
         command=_command(action, line, spread),
         action=action,
         endpoint=f"act_{action.right}",
-        is_allowed=asked.may(action.right),
+        is_allowed=request.may(action.right),
         line=line,
-        error=errors_of(asked, [error]).get(error),
+        error=errors_of(request, [error]).get(error),
         found=found,
         most=MOST_COUNTED,
         jobs=number_of_jobs,
@@ -60,63 +60,63 @@ def preview_action(asked: Asked) -> Page:
     )
 
 
-def act(asked: Asked, right: str) -> Answer:
+def act(request: Request, right: str) -> Answer:
     """Begin an action on all that match, go on with one, or do one to the selected jobs."""
-    if going := asked.posted_whole("go_on"):
-        _check_interrupted(asked, going, right)
-        return work(asked, asked.operator.go_on(going))
-    action, ids = asked.posted("action"), asked.ids()
+    if going := request.posted_whole("go_on"):
+        _check_interrupted(request, going, right)
+        return work(request, request.operator.go_on(going))
+    action, ids = request.posted("action"), request.ids()
     if action not in BUTTONS or ON_JOBS[action].right != right:
         raise Refused(f"action is {action!r}; give one of {', '.join(BUTTONS)}")
-    if line := asked.posted("q", longest=LONGEST):
-        jobs = _filter(asked, line, action)
+    if line := request.posted("q", longest=LONGEST):
+        jobs = _filter(request, line, action)
     elif ids:
-        jobs = asked.scope(Selection(ids))
+        jobs = request.scope(Selection(ids))
     else:
         raise Refused("no job is selected; nothing was changed")
-    of = asked.posted_whole("of", None, 0, MOST_COUNTED)  # as the preview has counted them
-    minutes = asked.posted_whole("spread", 0, 0, LONGEST_SPREAD)
+    of = request.posted_whole("of", None, 0, MOST_COUNTED)  # as the preview has counted them
+    minutes = request.posted_whole("spread", 0, 0, LONGEST_SPREAD)
     spread = timedelta(minutes=minutes) if minutes and ON_JOBS[action].may_spread else None
-    outcome = asked.operator.start(action, jobs, spread=spread, of=of)
-    return work(asked, outcome, to=None if line else asked.back())
+    outcome = request.operator.start(action, jobs, spread=spread, of=of)
+    return work(request, outcome, to=None if line else request.back())
 
 
-def _check_interrupted(asked: Asked, id: int, right: str) -> None:
+def _check_interrupted(request: Request, id: int, right: str) -> None:
     """Raise Refused unless the user may go on with an action of the log.
 
     A limited user goes on only with actions of their own, and only while their scope has all of
     its jobs.
     """
-    with asked.transaction(read_only=True) as session:
-        found = asked.queue.views.log_entry(session, id)
-    if found is None or (asked.access.is_limited and found.actor != asked.access.user):
+    with request.transaction(read_only=True) as session:
+        found = request.queue.views.log_entry(session, id)
+    if found is None or (request.access.is_limited and found.actor != request.access.user):
         raise Refused(f"there is no action {id}", 404)
     if found.action not in BUTTONS or ON_JOBS[found.action].right != right:
         raise Refused(f"action {id} is {found.action}, which needs another right", 403)
-    jobs, access = Selection.from_target(found.target), asked.access
+    jobs, access = Selection.from_target(found.target), request.access
     if jobs.ids is not None:
-        with asked.transaction(read_only=True) as session:
-            asked.scope(jobs).check_scope(session)
+        with request.transaction(read_only=True) as session:
+            request.scope(jobs).check_scope(session)
         return
     for then, now in ((jobs.which.queues, access.queues), (jobs.which.tags, access.tags)):
         if now is not None and (then is None or not then <= set(now)):
             raise Refused(f"action {id} has jobs that you may not see any more", 403)
 
 
-def work(asked: Asked, outcome: Outcome, *, to: str | None = None) -> Answer:
+def work(request: Request, outcome: Outcome, *, to: str | None = None) -> Answer:
     """Do a part of an action, in several transactions; ``to``: the page that follows."""
     until = time.monotonic() + LONGEST_WORK
     for _ in outcome:
         if time.monotonic() >= until:
-            return entry(asked, outcome.entry, is_working=True, left=outcome.left)
-    if "HX-Request" in asked.request.headers:  # the form has sent itself: no other page
-        with asked.transaction(read_only=True) as session:
-            found = asked.queue.views.log_entry(session, outcome.entry.id or 0)
+            return entry(request, outcome.entry, is_working=True, left=outcome.left)
+    if "HX-Request" in request.http.headers:  # the form has sent itself: no other page
+        with request.transaction(read_only=True) as session:
+            found = request.queue.views.log_entry(session, outcome.entry.id or 0)
         action = found or outcome.entry
-        return entry(asked, action, is_working=True, left=outcome.left)
+        return entry(request, action, is_working=True, left=outcome.left)
     if to is not None and not outcome.changed:
         raise Refused(f"nothing was changed: {outcome.left[0]}", 409)
-    return Done(in_words(outcome), to=to or asked.url("log_entry", action_id=outcome.entry.id))
+    return Done(in_words(outcome), to=to or request.url("log_entry", action_id=outcome.entry.id))
 
 
 def in_words(outcome: Outcome) -> str:
@@ -130,7 +130,7 @@ def in_words(outcome: Outcome) -> str:
     return words
 
 
-def _filter(asked: Asked, line: str, action: str) -> Selection:
+def _filter(request: Request, line: str, action: str) -> Selection:
     """The jobs of a filter line that the user may see."""
     try:
         jobs = Selection.from_line(line)
@@ -139,12 +139,12 @@ def _filter(asked: Asked, line: str, action: str) -> Selection:
         raise Refused(str(error)) from error
     if jobs.ids is not None:
         raise Refused(f"{action}: the jobs are chosen by a filter, not by an id")
-    asked.check_filter(jobs)
+    request.check_filter(jobs)
     try:
-        jobs.check_arguments(asked.queue.tasks)
+        jobs.check_arguments(request.queue.tasks)
     except OptionError as error:
         raise Refused(str(error), 403) from error
-    return asked.scope(jobs)
+    return request.scope(jobs)
 
 
 def _command(action: Action, line: str, spread: int) -> str:
@@ -161,8 +161,8 @@ def _choice(minutes: int, words: str, jobs: int | None) -> tuple[str, str]:
 def _route(right: str) -> Route:
     """The route of the actions that need a right, by its name in addresses: ``act_requeue``."""
 
-    def answer(asked: Asked) -> Answer:
-        return act(asked, right)
+    def answer(request: Request) -> Answer:
+        return act(request, right)
 
     answer.__name__ = f"act_{right}"
     return Route(f"/actions/{right}", answer, method="POST", right=right)

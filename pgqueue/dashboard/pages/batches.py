@@ -5,7 +5,7 @@ import json
 from sqlalchemy.orm import Session
 
 from pgqueue import BatchState
-from pgqueue.dashboard.routing import Asked, Page, Refused, Route
+from pgqueue.dashboard.routing import Page, Refused, Request, Route
 from pgqueue.models import UNFINISHED, JobStatus
 from pgqueue.operations import Selection
 from pgqueue.redaction import redacted_data
@@ -14,29 +14,29 @@ NEWEST = 50
 FAILED = 25
 
 
-def batches(asked: Asked) -> Page:
+def batches(request: Request) -> Page:
     """The newest batches, as a worker has counted them last."""
-    found, views = None, asked.queue.views
-    if not asked.access.is_limited:
-        found = asked.part("the batches", lambda session: views.batches(session, limit=NEWEST))
+    found, views = None, request.queue.views
+    if not request.access.is_limited:
+        found = request.part("the batches", lambda session: views.batches(session, limit=NEWEST))
     return Page(
         "batches.html", title="Batches", command=f"pgqueue batches --limit {NEWEST}", batches=found
     )
 
 
-def batch(asked: Asked, batch_id: int) -> Page:
+def batch(request: Request, batch_id: int) -> Page:
     """One batch: its progress, its failed jobs, and the job that its end has enqueued."""
-    if asked.access.is_limited:
+    if request.access.is_limited:
         raise Refused(f"there is no batch {batch_id}, or you may not see all of its jobs", 404)
     failed = Selection(status=JobStatus.FAILED, batch=batch_id)
 
     def counted(session: Session) -> BatchState:
-        return asked.queue.progress_of(session, batch_id)
+        return request.queue.progress_of(session, batch_id)
 
-    found = asked.part("the progress", counted)
-    page = asked.part(
+    found = request.part("the progress", counted)
+    page = request.part(
         "the failed jobs",
-        lambda session: asked.queue.views.jobs(session, failed, limit=FAILED),
+        lambda session: request.queue.views.jobs(session, failed, limit=FAILED),
     )
     meta = "" if found is None else json.dumps(redacted_data(dict(found.meta)))
     name = f" {found.name}" if found is not None and found.name else ""

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.dashboard.routing import Done, Page, Refused, Request, Route
 from pgqueue.errors import JobNotFound
 from pgqueue.filter_line import LONGEST_MUTE
 from pgqueue.models import JobStatus
@@ -30,17 +30,21 @@ ON_A_PAGE = 50
 ORDERS = ("newest", "jobs")
 
 
-def failures(asked: Asked) -> Page:
+def failures(request: Request) -> Page:
     """The errors, those of one kind together, the newest first, or those of the most jobs."""
-    span, order = asked.one_of("span", SPANS, "24h"), asked.one_of("order", ORDERS, "newest")
-    jobs, views, is_limited = asked.scope(Selection()), asked.queue.views, asked.access.is_limited
-    groups = asked.part(
+    span, order = request.one_of("span", SPANS, "24h"), request.one_of("order", ORDERS, "newest")
+    jobs, views, is_limited = (
+        request.scope(Selection()),
+        request.queue.views,
+        request.access.is_limited,
+    )
+    groups = request.part(
         "the list of errors",
         lambda session: views.failures(session, jobs, limit=MOST_GROUPS, since=SPANS[span]),
     )
     if groups and order == "jobs":
         groups = sorted(groups, key=lambda group: -group.jobs)
-    trends = groups and asked.part(
+    trends = groups and request.part(
         "the trend of each error", lambda session: views.trends(session, jobs, groups)
     )
     return Page(
@@ -58,16 +62,16 @@ def failures(asked: Asked) -> Page:
     )
 
 
-def failure(asked: Asked, fingerprint: int) -> Page:
+def failure(request: Request, fingerprint: int) -> Page:
     """One kind of error: its newest traceback, its jobs, and the result of a job that was tried."""
-    is_limited, task = asked.access.is_limited, asked.text("task")
-    views = asked.queue.views
-    group = views.failure(asked.session, asked.scope(Selection()), fingerprint, task)
+    is_limited, task = request.access.is_limited, request.text("task")
+    views = request.queue.views
+    group = views.failure(request.session, request.scope(Selection()), fingerprint, task)
     if group is None:
         raise Refused("there is no such error: its jobs have ended otherwise, or are deleted", 404)
-    jobs = asked.scope(_jobs_of(group))
-    before = asked.whole("before")
-    page = asked.part(
+    jobs = request.scope(_jobs_of(group))
+    before = request.whole("before")
+    page = request.part(
         "the list of jobs",
         lambda session: views.jobs(session, jobs, limit=ON_A_PAGE, start=before),
     )
@@ -81,36 +85,36 @@ def failure(asked: Asked, fingerprint: int) -> Page:
         most=MOST_COUNTED,
         is_limited=is_limited,
         line=_line_of(group),
-        tried=_tried(asked),
-        traceback=_traceback(asked, group),
+        tried=_tried(request),
+        traceback=_traceback(request, group),
         chart=None
         if is_limited
-        else asked.part("the chart", lambda session: _chart(views, session, group.task)),
+        else request.part("the chart", lambda session: _chart(views, session, group.task)),
     )
 
 
-def try_failure(asked: Asked, fingerprint: int) -> Done:
+def try_failure(request: Request, fingerprint: int) -> Done:
     """Requeue the newest job of a group, to see whether it succeeds now."""
-    task = asked.posted("task")
-    outcome = asked.operator.try_one(asked.scope(Selection(task=task, error=fingerprint)))
+    task = request.posted("task")
+    outcome = request.operator.try_one(request.scope(Selection(task=task, error=fingerprint)))
     if outcome is None or outcome.last is None:
         raise Refused("no job is failed with this error; nothing was changed", 409)
     if not outcome.changed:
         raise Refused(f"nothing was changed: job {outcome.last}", 409)
     job_id = outcome.last.id
-    to = asked.url("failure", fingerprint=fingerprint, task=task, tried=job_id)
+    to = request.url("failure", fingerprint=fingerprint, task=task, tried=job_id)
     return Done("", to=to)
 
 
-def mute_failure(asked: Asked, fingerprint: int) -> Done:
+def mute_failure(request: Request, fingerprint: int) -> Done:
     """Do not name a group among what needs someone, for some hours; 0: name it again."""
-    asked.check_sees_all("an error is muted for all jobs")
-    task = asked.posted("task")
-    hours = asked.posted_whole("hours", 24, 0, LONGEST_MUTE) or 0
-    if not asked.operator.mute_error(fingerprint, task, hours=hours):
+    request.check_sees_all("an error is muted for all jobs")
+    task = request.posted("task")
+    hours = request.posted_whole("hours", 24, 0, LONGEST_MUTE) or 0
+    if not request.operator.mute_error(fingerprint, task, hours=hours):
         raise Refused("there is no such error", 404)
     words = f"muted for {hours} hours" if hours else "not muted any more"
-    return Done(f"The error is {words}", to=asked.back())
+    return Done(f"The error is {words}", to=request.back())
 
 
 def _jobs_of(group: FailedGroup) -> Selection:
@@ -123,30 +127,32 @@ def _line_of(group: FailedGroup) -> str:
     return _jobs_of(group).line
 
 
-def _tried(asked: Asked) -> JobLine | None:
+def _tried(request: Request) -> JobLine | None:
     """The job that was tried, as it is now."""
-    job_id = asked.whole("tried")
+    job_id = request.whole("tried")
     if job_id is None:
         return None
-    one = asked.scope(Selection(after=job_id - 1, before=job_id + 1))
-    return next(iter(asked.queue.views.jobs(asked.session, one, limit=1).jobs), None)
+    one = request.scope(Selection(after=job_id - 1, before=job_id + 1))
+    return next(iter(request.queue.views.jobs(request.session, one, limit=1).jobs), None)
 
 
-def _traceback(asked: Asked, group: FailedGroup) -> str | None:
+def _traceback(request: Request, group: FailedGroup) -> str | None:
     """Of the newest failed job, or else of the last that has failed so; None if it is deleted, or
     without the right to see it."""
     job_id = group.newest_id
-    if job_id is None and not asked.access.is_limited:
+    if job_id is None and not request.access.is_limited:
         job_id = group.job_id
-    if job_id is None or not asked.may("view_results"):
+    if job_id is None or not request.may("view_results"):
         return None
     try:
-        job = asked.part("the traceback", lambda session: asked.queue.views.job(session, job_id))
+        job = request.part(
+            "the traceback", lambda session: request.queue.views.job(session, job_id)
+        )
     except JobNotFound:
         return None
     if job is None:
         return None
-    task = asked.queue.tasks.get(job.columns["task"])
+    task = request.queue.tasks.get(job.columns["task"])
     shown = masked(without_values(job) if task is None else job, task)
     of_group = (one for one in shown.past_attempts[::-1] if one.error_type == group.error_type)
     return next((one.traceback for one in of_group), None)

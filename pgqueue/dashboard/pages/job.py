@@ -8,7 +8,7 @@ from werkzeug.routing import BuildError
 
 from pgqueue.dashboard.argument_forms import as_text, type_in_words
 from pgqueue.dashboard.rendering import span
-from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.dashboard.routing import Done, Page, Refused, Request, Route
 from pgqueue.models import DEAD, UNFINISHED, WAITING
 from pgqueue.operations import Selection
 from pgqueue.operations.actions import BUTTONS, ON_JOBS, Action
@@ -61,17 +61,17 @@ class Value(NamedTuple):
     is_secret: bool
 
 
-def known(asked: Asked, job_id: int) -> tuple[JobDetails, Task[..., Any] | None]:
+def known(request: Request, job_id: int) -> tuple[JobDetails, Task[..., Any] | None]:
     """A job as it is stored, and its task; None if this application does not have the task.
 
     Raises JobNotFound also for a job that the user may not see.
     """
-    asked.check_jobs([job_id])
-    job = asked.queue.views.job(asked.session, job_id)
-    return job, asked.queue.tasks.get(job.columns["task"])
+    request.check_jobs([job_id])
+    job = request.queue.views.job(request.session, job_id)
+    return job, request.queue.tasks.get(job.columns["task"])
 
 
-def shown(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> JobDetails:
+def shown(request: Request, job: JobDetails, task: Task[..., Any] | None) -> JobDetails:
     """What the user may see of a job: as ``pgqueue jobs ID`` has it, and less without rights."""
     job = masked(job, task) if task is not None else masked(without_values(job), None)
     columns, end = dict(job.columns), job.columns["finished_at"]
@@ -80,19 +80,19 @@ def shown(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> JobDeta
         one if end is None else one._replace(finished_at=min(one.finished_at, end))
         for one in job.past_attempts
     ]
-    if not asked.may("view_arguments"):
+    if not request.may("view_arguments"):
         job = without_keys(job)
         columns = {**job.columns, "args": None}
-    if not asked.may("view_results"):
+    if not request.may("view_results"):
         columns["result"] = None
         past = [attempt._replace(traceback=None) for attempt in past]
     return replace(job, columns=columns, past_attempts=past)
 
 
-def job(asked: Asked, job_id: int) -> Page:
+def job(request: Request, job_id: int) -> Page:
     """Everything about one job."""
-    stored, task = known(asked, job_id)
-    found = shown(asked, stored, task)
+    stored, task = known(request, job_id)
+    found = shown(request, stored, task)
     row = found.columns
     events = [event for event in trail(found) if event.at <= found.read_at]
     return Page(
@@ -103,8 +103,8 @@ def job(asked: Asked, job_id: int) -> Page:
         row=row,
         task=task,
         reasons=[
-            ([_word(asked, part) for part in one.words], one.remedy)
-            for one in why(found, asked.queue.tasks)
+            ([_word(request, part) for part in one.words], one.remedy)
+            for one in why(found, request.queue.tasks)
         ],
         is_requeued=was_requeued(found),
         waits_after_requeue=waits_after_requeue(found),
@@ -117,49 +117,49 @@ def job(asked: Asked, job_id: int) -> Page:
         more_events=max(len(events) - MOST_EVENTS, 0),
         attempts=found.past_attempts[: -MOST_ATTEMPTS - 1 : -1],
         more_attempts=max(len(found.past_attempts) - MOST_ATTEMPTS, 0),
-        arguments=_values(task, row["args"]) if asked.may("view_arguments") else None,
+        arguments=_values(task, row["args"]) if request.may("view_arguments") else None,
         result=None if row["result"] is None else _cut(as_text(row["result"])),
         meta=None if row["meta"] is None else _cut(as_text(row["meta"])),
-        pytest=_as_test(stored, task) if asked.may("view_arguments") else None,
+        pytest=_as_test(stored, task) if request.may("view_arguments") else None,
         schedule=schedule_of(found),
         follow_up=follow_up_of(found),
-        link=lambda kind, name: _href(asked, kind, name),
-        may_edit=_may_edit(asked, found, task),
-        may_copy=asked.may("enqueue") and _is_template(asked, found, task),
+        link=lambda kind, name: _href(request, kind, name),
+        may_edit=_may_edit(request, found, task),
+        may_copy=request.may("enqueue") and _is_template(request, found, task),
         buttons=[
             action
             for action in map(ON_JOBS.__getitem__, BUTTONS)
-            if action.is_for(found, task) and asked.may(action.right)
+            if action.is_for(found, task) and request.may(action.right)
         ],
     )
 
 
-def act_on_job(asked: Asked, job_id: int, action: str) -> Done:
+def act_on_job(request: Request, job_id: int, action: str) -> Done:
     """Do an action to one job, with its row in the log, in the transaction of the request."""
-    jobs = asked.scope(Selection([job_id]))
-    outcome = asked.operator_in_session.start(action, jobs).finish()
+    jobs = request.scope(Selection([job_id]))
+    outcome = request.operator_in_session.start(action, jobs).finish()
     if not outcome.changed:
         raise Refused(f"nothing was changed: job {outcome.left[0]}", 409)
     [change] = outcome.counts
-    return Done(f"Job {job_id}: {change.replace('_', ' ')}", to=asked.url("job", job_id=job_id))
+    return Done(f"Job {job_id}: {change.replace('_', ' ')}", to=request.url("job", job_id=job_id))
 
 
-def _may_edit(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> bool:
+def _may_edit(request: Request, job: JobDetails, task: Task[..., Any] | None) -> bool:
     rights = {"edit"} | ({"requeue"} if job.status in DEAD else set())
-    is_editable = job.status in (*WAITING, *DEAD) and _is_template(asked, job, task)
-    return is_editable and all(map(asked.may, rights))
+    is_editable = job.status in (*WAITING, *DEAD) and _is_template(request, job, task)
+    return is_editable and all(map(request.may, rights))
 
 
-def _is_template(asked: Asked, job: JobDetails, task: Task[..., Any] | None) -> bool:
+def _is_template(request: Request, job: JobDetails, task: Task[..., Any] | None) -> bool:
     """Whether a form can begin with the arguments of a job."""
     is_readable = job.columns["args"] != NOT_YOURS
-    return task is not None and is_readable and asked.may("view_arguments")
+    return task is not None and is_readable and request.may("view_arguments")
 
 
-def _word(asked: Asked, part: Any) -> Word:
+def _word(request: Request, part: Any) -> Word:
     match part:
         case Name():
-            return Word(part.text, _href(asked, part.kind, part.name))
+            return Word(part.text, _href(request, part.kind, part.name))
         case datetime():
             return Word(time=part)
         case timedelta():
@@ -167,15 +167,15 @@ def _word(asked: Asked, part: Any) -> Word:
     return Word(part)
 
 
-def _href(asked: Asked, kind: str, name: object) -> str | None:
+def _href(request: Request, kind: str, name: object) -> str | None:
     """The address of the page about something; None if there is no such page for the user."""
-    if kind == Kind.JOB and asked.access.is_limited:
+    if kind == Kind.JOB and request.access.is_limited:
         return None  # it may be a job that the user does not see
-    if kind == Kind.TASK and str(name) not in asked.queue.tasks:
-        return asked.url("jobs", q=Selection(task=str(name)).line)
+    if kind == Kind.TASK and str(name) not in request.queue.tasks:
+        return request.url("jobs", q=Selection(task=str(name)).line)
     endpoint, parameter = PAGES[kind]
     try:
-        return asked.url(endpoint, **({} if parameter is None else {parameter: name}))
+        return request.url(endpoint, **({} if parameter is None else {parameter: name}))
     except BuildError:
         return None
 
@@ -249,8 +249,8 @@ def _as_test(job: JobDetails, task: Task[..., Any] | None) -> str | None:
 def _route(action: Action) -> Route:
     """The route of an action on one job, by its name in addresses: ``requeue_job``."""
 
-    def answer(asked: Asked, job_id: int) -> Done:
-        return act_on_job(asked, job_id, action.name)
+    def answer(request: Request, job_id: int) -> Done:
+        return act_on_job(request, job_id, action.name)
 
     answer.__name__ = f"{action.name}_job"
     path = action.name.replace("_", "-")

@@ -9,7 +9,7 @@ from typing import Any
 
 from pgqueue.dashboard.argument_forms import Field, fields_of, read_fields, secrets_given
 from pgqueue.dashboard.pages.job import known
-from pgqueue.dashboard.routing import Answer, Asked, Done, Page, Refused, Route
+from pgqueue.dashboard.routing import Answer, Done, Page, Refused, Request, Route
 from pgqueue.errors import (
     ArgumentsError,
     DuplicateJob,
@@ -45,44 +45,44 @@ class Template:
 NO_TEMPLATE = Template({}, {}, ())
 
 
-def edit_job(asked: Asked, job_id: int) -> Page:
+def edit_job(request: Request, job_id: int) -> Page:
     """The form to change a job that waits, or to requeue one with other arguments."""
-    template, task = _template(asked, job_id)
+    template, task = _template(request, job_id)
     fields = fields_of(task, template.shown, template.stored)
-    return _edit_page(asked, template, task, fields)
+    return _edit_page(request, template, task, fields)
 
 
-def change_job(asked: Asked, job_id: int) -> Answer:
+def change_job(request: Request, job_id: int) -> Answer:
     """Change a job as the form says: only what differs from what the form has shown."""
-    asked.check_jobs([job_id])
-    asked.queue.lock_job(asked.session, job_id)  # of two forms, the second sees the first
-    template, task = _template(asked, job_id)
+    request.check_jobs([job_id])
+    request.queue.lock_job(request.session, job_id)  # of two forms, the second sees the first
+    template, task = _template(request, job_id)
     job = _job_of(template)
-    if asked.posted("seen") != _seen(template):
+    if request.posted("seen") != _seen(template):
         raise Refused(f"job {job_id} has changed meanwhile; load the form again", 409)
     shown_fields = fields_of(task, template.shown, template.stored)
-    given, fields = read_fields(asked, task, shown_fields, template.shown)
+    given, fields = read_fields(request, task, shown_fields, template.shown)
     try:
         if any(field.error for field in fields):
             raise ArgumentsError("Nothing was changed: some arguments are wrong.")
         changes = editing.Changes(
-            args=given or None, are_args_stored=True, **_changed_options(asked, job)
+            args=given or None, are_args_stored=True, **_changed_options(request, job)
         )
         is_dead = job.status in DEAD
         if is_dead:
-            asked.check_right("requeue")
+            request.check_right("requeue")
         action = "requeue" if is_dead else "change"
-        with asked.session.begin_nested():  # what changes nothing is not logged
-            operator, jobs = asked.operator_in_session, Selection([job_id])
+        with request.session.begin_nested():  # what changes nothing is not logged
+            operator, jobs = request.operator_in_session, Selection([job_id])
             outcome = operator.start(action, jobs, changes=changes).finish()
             if not outcome.changed:
                 raise _refusal(outcome.left[0])
     except MISTAKES as error:
         words = _shown(error, template, task, given)
-        return _edit_page(asked, template, task, fields, error=words)
+        return _edit_page(request, template, task, fields, error=words)
     [change] = outcome.counts
     words = f"Job {job_id}: {change.replace('_', ' ')}"
-    return Done(words, to=asked.url("job", job_id=job_id))
+    return Done(words, to=request.url("job", job_id=job_id))
 
 
 def _refusal(left: Result) -> Exception:
@@ -99,46 +99,46 @@ def _shown(
     return redacted(str(error), (*template.secrets, *secrets_given(task, given)))
 
 
-def enqueue_form(asked: Asked, name: str) -> Page:
+def enqueue_form(request: Request, name: str) -> Page:
     """The form to enqueue a job of a task; ``copy``: the id of a job to begin with."""
-    task = asked.queue.find(name)
-    template = _copied(asked, task, asked.whole("copy", None, 1))
-    return _enqueue_page(asked, task, template, fields_of(task, template.shown, template.stored))
+    task = request.queue.find(name)
+    template = _copied(request, task, request.whole("copy", None, 1))
+    return _enqueue_page(request, task, template, fields_of(task, template.shown, template.stored))
 
 
-def enqueue_job(asked: Asked, name: str) -> Answer:
+def enqueue_job(request: Request, name: str) -> Answer:
     """Enqueue a job as the form says."""
-    task = asked.queue.find(name)
-    template = _copied(asked, task, asked.posted_whole("copy", None, 1))
+    task = request.queue.find(name)
+    template = _copied(request, task, request.posted_whole("copy", None, 1))
     shown_fields = fields_of(task, template.shown, template.stored)
-    given, fields = read_fields(asked, task, shown_fields, template.shown)
+    given, fields = read_fields(request, task, shown_fields, template.shown)
     try:
         if any(field.error for field in fields):
             raise ArgumentsError("Nothing was enqueued: some arguments are wrong.")
-        chosen = task.options(**_options(asked))
-        _check_scope(asked, chosen)
+        chosen = task.options(**_options(request))
+        _check_scope(request, chosen)
         copied = None if template.job is None else template.job.columns["id"]
         arguments = {**template.stored, **given}
-        job = asked.operator_in_session.enqueue(chosen, arguments, copy_of=copied)
+        job = request.operator_in_session.enqueue(chosen, arguments, copy_of=copied)
         if not job.is_new:
-            asked.check_jobs([job.id])
+            request.check_jobs([job.id])
     except (*MISTAKES, JobNotFound) as error:
-        if asked.access.is_limited and isinstance(error, DuplicateJob | JobNotFound):
+        if request.access.is_limited and isinstance(error, DuplicateJob | JobNotFound):
             # It has the id of the holder, which the user may not see.
             words = "another job holds the unique key already; no job was added"
             raise Refused(words, 409) from error
         words = _shown(error, template, task, given)
-        return _enqueue_page(asked, task, template, fields, error=words)
-    to = asked.url("job", job_id=job.id)
+        return _enqueue_page(request, task, template, fields, error=words)
+    to = request.url("job", job_id=job.id)
     if not job.is_new:
         return Done(f"Job {job.id} holds the unique key already; no job was added", to=to)
     return Done(f"Job {job.id} is enqueued", to=to)
 
 
-def _template(asked: Asked, job_id: int) -> tuple[Template, Task[..., Any]]:
+def _template(request: Request, job_id: int) -> tuple[Template, Task[..., Any]]:
     """The job of an edit form; raises Refused if it cannot be changed."""
-    asked.check_right("view_arguments")
-    job, task = known(asked, job_id)
+    request.check_right("view_arguments")
+    job, task = known(request, job_id)
     if task is None:
         raise Refused(str(unknown_task(job.columns["task"])), 409)
     if job.status not in (*WAITING, *DEAD):
@@ -146,11 +146,11 @@ def _template(asked: Asked, job_id: int) -> tuple[Template, Task[..., Any]]:
     return _of_job(job, task), task
 
 
-def _copied(asked: Asked, task: Task[..., Any], job_id: int | None) -> Template:
+def _copied(request: Request, task: Task[..., Any], job_id: int | None) -> Template:
     if job_id is None:
         return NO_TEMPLATE
-    asked.check_right("view_arguments")
-    job, of = known(asked, job_id)
+    request.check_right("view_arguments")
+    job, of = known(request, job_id)
     if of is not task:
         raise Refused(f"job {job_id} is of the task {job.columns['task']}", 409)
     return _of_job(job, task)
@@ -191,49 +191,49 @@ def _time_of(text: str) -> datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
-def _changed_options(asked: Asked, job: JobDetails) -> dict[str, Any]:
+def _changed_options(request: Request, job: JobDetails) -> dict[str, Any]:
     """The queue, the priority and the time of a form, where they differ from those of the job."""
     if job.status in DEAD:
         return {}
     row, changed = job.columns, dict[str, Any]()
-    priority = asked.posted_whole("priority", None, 0, 9)
+    priority = request.posted_whole("priority", None, 0, 9)
     if priority not in (None, row["priority"]):
         changed["priority"] = priority
-    queue = asked.posted("queue").strip()
+    queue = request.posted("queue").strip()
     if queue and queue != row["queue"]:
-        asked.check_queue(queue)
+        request.check_queue(queue)
         changed["queue"] = queue
-    at = asked.posted("run_at").strip()
+    at = request.posted("run_at").strip()
     if at and at != _time_text(row["run_at"]):
         changed["run_at"] = _time_of(at)
     return changed
 
 
-def _options(asked: Asked) -> dict[str, Any]:
+def _options(request: Request) -> dict[str, Any]:
     """The options of a new job that the form names."""
     options: dict[str, Any] = {}
     for name in ("queue", "unique_key"):
-        if text := asked.posted(name).strip():
+        if text := request.posted(name).strip():
             options[name] = text
-    if (priority := asked.posted_whole("priority", None, 0, 9)) is not None:
+    if (priority := request.posted_whole("priority", None, 0, 9)) is not None:
         options["priority"] = priority
-    if at := asked.posted("run_at").strip():
+    if at := request.posted("run_at").strip():
         options["run_at"] = _time_of(at)
-    if tags := [tag.strip() for tag in asked.posted("tags", longest=4000).split(",")]:
+    if tags := [tag.strip() for tag in request.posted("tags", longest=4000).split(",")]:
         options["tags"] = [tag for tag in tags if tag]
     return options
 
 
-def _check_scope(asked: Asked, task: Task[..., Any]) -> None:
+def _check_scope(request: Request, task: Task[..., Any]) -> None:
     """Raises Refused for a job that the user could not see."""
-    asked.check_queue(task.settings.queue)
-    tags = asked.access.tags
+    request.check_queue(task.settings.queue)
+    tags = request.access.tags
     if tags is not None and not set(tags) & set(task.settings.tags):
         raise Refused(f"give the job one of your tags: {', '.join(sorted(tags))}", 403)
 
 
 def _edit_page(
-    asked: Asked, template: Template, task: Task[..., Any], fields: list[Field], error: str = ""
+    request: Request, template: Template, task: Task[..., Any], fields: list[Field], error: str = ""
 ) -> Page:
     job = _job_of(template)
     row = job.columns
@@ -247,18 +247,18 @@ def _edit_page(
         is_dead=is_dead,
         fields=fields,
         seen=_seen(template),
-        priority=asked.posted("priority") or str(row["priority"]),
-        queue=asked.posted("queue") or row["queue"],
-        run_at=asked.posted("run_at") or _time_text(row["run_at"]),
+        priority=request.posted("priority") or str(row["priority"]),
+        queue=request.posted("queue") or row["queue"],
+        run_at=request.posted("run_at") or _time_text(row["run_at"]),
         error=error,
     )
 
 
 def _enqueue_page(
-    asked: Asked, task: Task[..., Any], template: Template, fields: list[Field], error: str = ""
+    request: Request, task: Task[..., Any], template: Template, fields: list[Field], error: str = ""
 ) -> Page:
     row = {} if template.job is None else template.job.columns
-    settings, form = task.settings, asked.form
+    settings, form = task.settings, request.form
     tags = row.get("tags") or settings.tags
     return Page(
         "enqueue.html",

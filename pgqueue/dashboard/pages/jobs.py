@@ -11,13 +11,13 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.rendering import number
-from pgqueue.dashboard.routing import Answer, Asked, Done, Download, Page, Refused, Route
+from pgqueue.dashboard.routing import Answer, Done, Download, Page, Refused, Request, Route
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import LONGEST, word_of
 from pgqueue.models import WAITING, JobStatus
 from pgqueue.operations import Selection
 from pgqueue.operations.actions import ON_JOBS
-from pgqueue.operations.selection import WRITTEN, Kind
+from pgqueue.operations.selection import WRITTEN, ValueKind
 from pgqueue.redaction import redacted
 from pgqueue.tasks.showing import shown_arguments
 from pgqueue.views.jobs import (
@@ -39,7 +39,7 @@ CONDITIONS = tuple(
     dict.fromkeys(
         each.metadata["word"]
         for each in WRITTEN.values()
-        if each.metadata["kind"] not in (Kind.JOB, Kind.BATCH)
+        if each.metadata["kind"] not in (ValueKind.JOB, ValueKind.BATCH)
     )
 )
 """The words that the form adds to the line."""
@@ -50,7 +50,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JobRow:
     """A job, as the list shows it."""
 
     line: JobLine
@@ -73,45 +73,47 @@ class Row:
 class Rows:
     """A part of the list."""
 
-    rows: list[Row]
+    rows: list[JobRow]
     page: JobPage
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class StatusCounts:
     """How many jobs there are, by tab; tabs that are missing are not counted."""
 
     jobs: Mapping[str, str]
     counted: LastCount | None
 
 
-def jobs(asked: Asked) -> Answer:
+def jobs(request: Request) -> Answer:
     """The jobs of a filter, the newest first or in the order in which they start."""
-    line = asked.text("q", longest=LONGEST)
+    line = request.text("q", longest=LONGEST)
     try:
-        chosen = Selection.from_line(_with_condition(asked, line))
+        chosen = Selection.from_line(_with_condition(request, line))
     except OptionError as error:
-        return _page(asked, Selection(), line, error=str(error))
+        return _page(request, Selection(), line, error=str(error))
     if chosen.ids is not None:
-        return Done("", to=asked.url("job", job_id=chosen.ids[0]))
-    _check_arguments(asked, chosen)
-    return _page(asked, chosen, chosen.line)
+        return Done("", to=request.url("job", job_id=chosen.ids[0]))
+    _check_arguments(request, chosen)
+    return _page(request, chosen, chosen.line)
 
 
-def _page(asked: Asked, chosen: Selection, line: str, *, error: str = "") -> Page:
-    start, which = _start(asked), chosen.which
+def _page(request: Request, chosen: Selection, line: str, *, error: str = "") -> Page:
+    start, which = _start(request), chosen.which
     current = "" if error else "all"
     if which.statuses:
         current = next((tab for tab in TABS if chosen == chosen.in_state(tab)), "")
     found = counts = None
     if not error:
-        found = asked.part("the list", lambda session: _read(asked, session, chosen, start, LIMIT))
+        found = request.part(
+            "the list", lambda session: _read(request, session, chosen, start, LIMIT)
+        )
     if not error and not chosen.in_state(None).line:
-        counts = asked.part("the numbers of jobs", lambda session: _count(asked, session))
+        counts = request.part("the numbers of jobs", lambda session: _count(request, session))
     tabs = [
         {
             "label": tab.capitalize(),
-            "href": asked.url("jobs", q=chosen.in_state(tab).line or None),
+            "href": request.url("jobs", q=chosen.in_state(tab).line or None),
             "current": tab == current,
             "count": None if counts is None else counts.jobs.get(tab),
         }
@@ -133,7 +135,7 @@ def _page(asked: Asked, chosen: Selection, line: str, *, error: str = "") -> Pag
         start=start,
         next_start=None if next_start is None else words_of(next_start),
         conditions=CONDITIONS,
-        unknown_task="" if which.task in (None, *asked.queue.tasks) else which.task,
+        unknown_task="" if which.task in (None, *request.queue.tasks) else which.task,
         actions=[
             action
             for action in ON_JOBS.values()
@@ -141,24 +143,24 @@ def _page(asked: Asked, chosen: Selection, line: str, *, error: str = "") -> Pag
             and action.button.is_in_lists
             and statuses.intersection(action.statuses)
             and not (action.is_for_later and which.are_due)
-            and asked.may(action.right)
+            and request.may(action.right)
         ],
         are_waiting=statuses.issubset(WAITING),
-        shows_arguments=asked.may("view_arguments"),
+        shows_arguments=request.may("view_arguments"),
     )
 
 
-def jobs_csv(asked: Asked) -> Download:
+def jobs_csv(request: Request) -> Download:
     """The first jobs of a filter as CSV."""
-    chosen = Selection.from_line(asked.text("q", longest=LONGEST))
+    chosen = Selection.from_line(request.text("q", longest=LONGEST))
     if chosen.ids is not None:
         raise Refused("a list of jobs is asked for by a filter, not by an id")
-    _check_arguments(asked, chosen)
-    found = _read(asked, asked.session, chosen, _start(asked), MOST_IN_FILE)
+    _check_arguments(request, chosen)
+    found = _read(request, request.session, chosen, _start(request), MOST_IN_FILE)
     return Download("jobs.csv", [_csv(found.rows)])
 
 
-def _csv(rows: list[Row]) -> str:
+def _csv(rows: list[JobRow]) -> str:
     columns = [name for name in JobLine._fields if name not in ("status", "last_error")]
     written = io.StringIO()
     lines = csv.writer(written)
@@ -177,12 +179,12 @@ def _cell(value: Any) -> str:
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
-def _with_condition(asked: Asked, line: str) -> str:
+def _with_condition(request: Request, line: str) -> str:
     """The line, and what the form adds to it."""
-    value = asked.text("value", longest=LONGEST).strip()
+    value = request.text("value", longest=LONGEST).strip()
     if not value:
         return line
-    word = asked.one_of("word", CONDITIONS, "task")
+    word = request.one_of("word", CONDITIONS, "task")
     if word == "arg.NAME":
         name, _, value = value.partition(":")
         return f"{line} arg.{name.strip()}:{value.strip()}"
@@ -193,17 +195,17 @@ def _with_condition(asked: Asked, line: str) -> str:
     )
 
 
-def _check_arguments(asked: Asked, chosen: Selection) -> None:
+def _check_arguments(request: Request, chosen: Selection) -> None:
     """Refuse to search for what the user may not see."""
-    asked.check_filter(chosen)
+    request.check_filter(chosen)
     try:
-        chosen.check_arguments(asked.queue.tasks, for_log=False)
+        chosen.check_arguments(request.queue.tasks, for_log=False)
     except OptionError as error:
         raise Refused(str(error), 403) from error
 
 
-def _start(asked: Asked) -> PageStart | None:
-    text = asked.text("before")
+def _start(request: Request) -> PageStart | None:
+    text = request.text("before")
     try:
         return page_start(text) if text else None
     except ValueError:
@@ -211,20 +213,22 @@ def _start(asked: Asked) -> PageStart | None:
 
 
 def _read(
-    asked: Asked, session: Session, chosen: Selection, start: PageStart | None, limit: int
+    request: Request, session: Session, chosen: Selection, start: PageStart | None, limit: int
 ) -> Rows:
-    views = asked.queue.views
-    page = views.jobs(session, asked.scope(chosen), limit=limit, start=start)
-    tasks, lines = asked.queue.tasks, page.jobs
+    views = request.queue.views
+    page = views.jobs(session, request.scope(chosen), limit=limit, start=start)
+    tasks, lines = request.queue.tasks, page.jobs
     if chosen.which.args:  # of an unknown task, all arguments are hidden
         lines = [line for line in lines if line.task in tasks]
     ids = [line.id for line in lines]
-    args = views.arguments(session, ids) if asked.may("view_arguments") else {}
+    args = views.arguments(session, ids) if request.may("view_arguments") else {}
     holders = views.holders(session, ids)
     rows = [
-        Row(
+        JobRow(
             line,
-            state_in_words(line.status, attempts=line.attempts, run_at=line.run_at, now=asked.now),
+            state_in_words(
+                line.status, attempts=line.attempts, run_at=line.run_at, now=request.now
+            ),
             _in_one_line(shown_arguments(args[line.id], tasks.get(line.task)))
             if line.id in args
             else None,
@@ -244,19 +248,19 @@ def _in_one_line(args: Any) -> str:
     )
 
 
-def _count(asked: Asked, session: Session) -> Counts:
+def _count(request: Request, session: Session) -> StatusCounts:
     """What an index counts, up to a number; and of queues, what a worker has counted last."""
     found = {}
     for tab in ("running", "failed", "cancelled"):
-        jobs = asked.scope(Selection().in_state(tab)).count(session, limit=MOST_COUNTED + 1)
+        jobs = request.scope(Selection().in_state(tab)).count(session, limit=MOST_COUNTED + 1)
         found[tab] = f"{number(MOST_COUNTED)}+" if jobs > MOST_COUNTED else number(jobs)
-    latest = None if asked.access.tags is not None else asked.queue.views.last_count(session)
+    latest = None if request.access.tags is not None else request.queue.views.last_count(session)
     if latest is not None:
-        seen = asked.access.queues
+        seen = request.access.queues
         queues = [count for name, count in latest.queues.items() if seen is None or name in seen]
         found["due"] = number(sum(count.due for count in queues))
         found["blocked"] = number(sum(count.blocked for count in queues))
-    return Counts(found, latest)
+    return StatusCounts(found, latest)
 
 
 ROUTES = [Route("/jobs", jobs), Route("/jobs.csv", jobs_csv)]

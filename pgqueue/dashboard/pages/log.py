@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from pgqueue.dashboard.rendering import clock_time, number, span, visible
-from pgqueue.dashboard.routing import Asked, Page, Refused, Route
+from pgqueue.dashboard.routing import Page, Refused, Request, Route
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import line_of
 from pgqueue.models import JobStatus
@@ -23,14 +23,14 @@ SHOWN = 5
 """Of the jobs that a request has skipped, how many are named with the reason."""
 
 
-def log(asked: Asked) -> Page:
-    """The newest actions; a user who sees only some of the jobs sees the own actions."""
-    actor = asked.access.user if asked.access.is_limited else asked.text("actor")
-    action, before = asked.text("action"), asked.whole("before")
-    unfinished = asked.one_of("unfinished", ("yes", "no"), "no") == "yes"
-    found = asked.part(
+def log(request: Request) -> Page:
+    """The newest actions; a user who sees only some of the jobs sees their own actions."""
+    actor = request.access.user if request.access.is_limited else request.text("actor")
+    action, before = request.text("action"), request.whole("before")
+    unfinished = request.one_of("unfinished", ("yes", "no"), "no") == "yes"
+    found = request.part(
         "the log",
-        lambda session: asked.queue.views.log(
+        lambda session: request.queue.views.log(
             session,
             limit=ON_A_PAGE + 1,
             actor=actor or None,
@@ -54,24 +54,24 @@ def log(asked: Asked) -> Page:
             *((one, visible(one.replace("_", " "))) for one in sorted({*ACTIONS, action}) if one),
         ],
         is_unfinished=unfinished,
-        is_limited=asked.access.is_limited,
-        target_in_words=partial(_target, asked),
-        errors=errors_of(asked, map(error_of, shown or ())),
+        is_limited=request.access.is_limited,
+        target_in_words=partial(_target, request),
+        errors=errors_of(request, map(error_of, shown or ())),
         error_of=error_of,
-        endpoint_of=lambda action: _endpoint(asked, action),
+        endpoint_of=lambda action: _endpoint(request, action),
     )
 
 
-def log_entry(asked: Asked, action_id: int) -> Page:
+def log_entry(request: Request, action_id: int) -> Page:
     """One action."""
-    action = asked.queue.views.log_entry(asked.session, action_id)
-    if action is None or (asked.access.is_limited and action.actor != asked.access.user):
+    action = request.queue.views.log_entry(request.session, action_id)
+    if action is None or (request.access.is_limited and action.actor != request.access.user):
         raise Refused(f"there is no action {action_id}; actions are kept for 90 days", 404)
-    return entry(asked, action)
+    return entry(request, action)
 
 
 def entry(
-    asked: Asked, action: LogEntry, *, is_working: bool = False, left: Sequence[Result] = ()
+    request: Request, action: LogEntry, *, is_working: bool = False, left: Sequence[Result] = ()
 ) -> Page:
     """The page of an action.
 
@@ -84,16 +84,16 @@ def entry(
         title=f"{action.action.replace('_', ' ').capitalize()}, action {action.id}",
         command=f"pgqueue log --before {(action.id or 0) + 1} --limit 1",
         action=action,
-        target=_target(asked, action),
-        line=_line(asked, action),
-        error=errors_of(asked, [fingerprint]).get(fingerprint),
+        target=_target(request, action),
+        line=_line(request, action),
+        error=errors_of(request, [fingerprint]).get(fingerprint),
         options=options_in_words(action),
         of=_of(action),
         doing=ON_JOBS[action.action].doing if action.action in ON_JOBS else "Doing",
         ended=ended_in_words(action),
         waiting=_waiting(action),
         runs_again=_runs_again(action),
-        endpoint=_endpoint(asked, action),
+        endpoint=_endpoint(request, action),
         is_working=is_working,
         left=left[:SHOWN],
     )
@@ -156,21 +156,23 @@ def options_in_words(action: LogEntry) -> str:
     return "; ".join(words)
 
 
-def errors_of(asked: Asked, fingerprints: Iterable[int | None]) -> Mapping[Any, str]:
+def errors_of(request: Request, fingerprints: Iterable[int | None]) -> Mapping[Any, str]:
     """The types of errors, by which filters choose jobs; none for a user who sees some of the jobs:
     an error may be that of others only."""
     wanted = {one for one in fingerprints if one is not None}
-    if not wanted or asked.access.is_limited:
+    if not wanted or request.access.is_limited:
         return {}
-    found = asked.part("the errors", lambda session: asked.queue.views.error_types(session, wanted))
+    found = request.part(
+        "the errors", lambda session: request.queue.views.error_types(session, wanted)
+    )
     return found or {}
 
 
-def _target(asked: Asked, action: LogEntry) -> str:
-    return target_in_words(action, show_arguments=asked.may("view_arguments"))
+def _target(request: Request, action: LogEntry) -> str:
+    return target_in_words(action, show_arguments=request.may("view_arguments"))
 
 
-def _line(asked: Asked, action: LogEntry) -> str:
+def _line(request: Request, action: LogEntry) -> str:
     """The filter of an action, for a link; empty without one that the user may search by."""
     if "filter" not in action.target:
         return ""
@@ -178,16 +180,16 @@ def _line(asked: Asked, action: LogEntry) -> str:
         which = Selection.from_target(action.target).which
     except OptionError:  # code of another version has written it
         return ""
-    may_search = asked.may("view_arguments") or not which.names_arguments
+    may_search = request.may("view_arguments") or not which.names_arguments
     return line_of(which) if may_search else ""
 
 
-def _endpoint(asked: Asked, action: LogEntry) -> str | None:
+def _endpoint(request: Request, action: LogEntry) -> str | None:
     """Where the user can go on with an action; None if it is finished, or without the right."""
     if why_not_resumable(action):
         return None
     right = ON_JOBS[action.action].right
-    return f"act_{right}" if asked.may(right) and action.action in BUTTONS else None
+    return f"act_{right}" if request.may(right) and action.action in BUTTONS else None
 
 
 ROUTES = [Route("/log", log), Route("/log/<int:action_id>", log_entry)]

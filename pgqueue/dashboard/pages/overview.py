@@ -1,4 +1,4 @@
-"""The first page: what needs somebody, how much is done and waits, and which tasks use the time."""
+"""The first page: what needs attention, how much is done and waits, and what takes the time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.pages.queues import read_queues
 from pgqueue.dashboard.pages.tasks import HOUR, SPANS
-from pgqueue.dashboard.routing import Asked, Page, Route
+from pgqueue.dashboard.routing import Page, Request, Route
 from pgqueue.operations import Selection
 from pgqueue.operations.actions import ACTIONS
 from pgqueue.views import QueueView, QueueViews
@@ -21,7 +21,7 @@ from pgqueue.views.tasks import AttemptPoint
 from pgqueue.views.words import jobs_wait
 
 LATELY = HOUR
-"""How new the last error of a group is that needs somebody."""
+"""How new the last error of a group is that needs attention."""
 NEWEST, MOST_GROUPS = 10, 5
 """Of so many groups with the newest errors, those with the most failed jobs are shown."""
 MOST_TASKS = MOST_QUEUES = 10
@@ -38,8 +38,8 @@ PAGE_OF = {
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """Something that needs somebody, and the remedy: a link, or a button that needs a right."""
+class Problem:
+    """Something that needs attention, and the remedy: a link, or a button that needs a right."""
 
     status: str
     """The status whose shape and colour it has."""
@@ -52,38 +52,38 @@ class Need:
     right: str = ""
 
 
-def needs(asked: Asked, rows: QueueViews | None, session: Session) -> list[Need]:
-    """What needs somebody; of a user who sees some queues, only what is in them."""
-    found = list(_failures(asked, session))
+def needs(request: Request, rows: QueueViews | None, session: Session) -> list[Problem]:
+    """What needs attention; of a user who sees some queues, only what is in them."""
+    found = list(_failures(request, session))
     if rows is None:
         return found
     found += _paused_queues(rows.queues)
-    if asked.access.is_limited:
+    if request.access.is_limited:
         return found
-    found += _paused_tasks(asked, session)
-    found += _paused_schedules(asked, session)
+    found += _paused_tasks(request, session)
+    found += _paused_schedules(request, session)
     glance = at_a_glance(
-        asked.queue, session, count=rows.counted, first=rows.first_due, workers=rows.workers
+        request.queue, session, count=rows.counted, first=rows.first_due, workers=rows.workers
     )
     for finding in glance:
         endpoint, label = PAGE_OF.get(finding.subject, ("", ""))
         values = {"q": Selection(task=finding.task).line} if finding.task else {}
         status = "failed" if finding.level is Level.WRONG else "pending"
-        need = Need(status, finding.subject, finding.detail, endpoint, label, values)
+        need = Problem(status, finding.subject, finding.detail, endpoint, label, values)
         # That no worker lives stands first: it is why most of the others wait.
         found.insert(0 if finding.level is Level.WRONG else len(found), need)
     return found
 
 
-def _failures(asked: Asked, session: Session) -> Iterator[Need]:
+def _failures(request: Request, session: Session) -> Iterator[Problem]:
     """The errors with the most failed jobs, of the newest ones that are not muted."""
-    is_limited = asked.access.is_limited
-    seen = asked.scope(Selection())
-    groups = asked.queue.views.failures(session, seen, limit=NEWEST, since=LATELY)
+    is_limited = request.access.is_limited
+    seen = request.scope(Selection())
+    groups = request.queue.views.failures(session, seen, limit=NEWEST, since=LATELY)
     shown = [
         group
         for group in groups
-        if group.jobs and (group.muted_until is None or group.muted_until < asked.now)
+        if group.jobs and (group.muted_until is None or group.muted_until < request.now)
     ]
     for group in sorted(shown, key=lambda group: -group.jobs)[:MOST_GROUPS]:
         jobs = "1 job" if group.jobs == 1 else f"{min(group.jobs, MOST_COUNTED):,} jobs"
@@ -94,37 +94,37 @@ def _failures(asked: Asked, session: Session) -> Iterator[Need]:
         error = f"{group.error_type}: {message}".rstrip(": ")
         words = f"failed since {group.first_at:%d %b %H:%M} UTC{deploy}: {error}"
         place = {"fingerprint": group.fingerprint, "task": group.task}
-        yield Need("failed", f"{more}{jobs} of {group.task}", words, "failure", "Look", place)
+        yield Problem("failed", f"{more}{jobs} of {group.task}", words, "failure", "Look", place)
 
 
-def _paused_queues(queues: Sequence[QueueView]) -> Iterator[Need]:
+def _paused_queues(queues: Sequence[QueueView]) -> Iterator[Problem]:
     """Those in which jobs wait."""
     for row in queues:
         if row.paused_at is not None and row.count.backlog:
             yield _paused("queue", row.name, row.paused_at, f"; {jobs_wait(row.count.backlog)}")
 
 
-def _paused_tasks(asked: Asked, session: Session) -> Iterator[Need]:
-    rows = asked.queue.views.paused_tasks(session, limit=MOST_PAUSED + 1)
+def _paused_tasks(request: Request, session: Session) -> Iterator[Problem]:
+    rows = request.queue.views.paused_tasks(session, limit=MOST_PAUSED + 1)
     yield from (_paused("task", name, at) for name, at in rows[:MOST_PAUSED])
     if len(rows) > MOST_PAUSED:
-        yield Need("blocked", "more tasks", "are paused, too", "tasks", "Tasks")
+        yield Problem("blocked", "more tasks", "are paused, too", "tasks", "Tasks")
 
 
-def _paused_schedules(asked: Asked, session: Session) -> Iterator[Need]:
+def _paused_schedules(request: Request, session: Session) -> Iterator[Problem]:
     """No job that waits shows that a schedule is paused, which a worker does too."""
-    rows = asked.queue.views.paused_schedules(session, limit=MOST_PAUSED + 1)
+    rows = request.queue.views.paused_schedules(session, limit=MOST_PAUSED + 1)
     more = ", and enqueues no job"
     yield from (_paused("schedule", name, at, more) for name, at in rows[:MOST_PAUSED])
     if len(rows) > MOST_PAUSED:
-        yield Need("blocked", "more schedules", "are paused, too", "schedules", "Schedules")
+        yield Problem("blocked", "more schedules", "are paused, too", "schedules", "Schedules")
 
 
-def _paused(kind: str, name: str, at: datetime, more: str = "") -> Need:
+def _paused(kind: str, name: str, at: datetime, more: str = "") -> Problem:
     """Something that is paused, and the button that resumes it."""
     resume = ACTIONS[f"resume_{kind}"]
     words = f"is paused since {at:%d %b %H:%M} UTC{more}"
-    return Need(
+    return Problem(
         "blocked", f"{kind} {name}", words, resume.name, "Resume", {kind: name}, resume.right
     )
 
@@ -153,11 +153,11 @@ class Figures:
         )
 
 
-def _figures(asked: Asked, span: str, session: Session) -> Figures:
+def _figures(request: Request, span: str, session: Session) -> Figures:
     within, size = SPANS[span]
-    views = asked.queue.views
-    depths = views.depths(session, within, size, asked.access.queues)
-    if asked.access.is_limited:
+    views = request.queue.views
+    depths = views.depths(session, within, size, request.access.queues)
+    if request.access.is_limited:
         return Figures((), (), depths, 0, 0, 0)
     by_minute = views.attempts(session, 2 * HOUR, HOUR / 60)
     before, last = by_minute[:-60], by_minute[-60:]
@@ -178,24 +178,24 @@ def _slots(workers: Sequence[WorkerState]) -> tuple[int, int, int]:
     return busy, sum(worker.slots for worker in live), len(live)
 
 
-def overview(asked: Asked) -> Page:
-    """What needs somebody, in figures, charts and tables."""
-    span = asked.one_of("span", SPANS, "hour")
+def overview(request: Request) -> Page:
+    """What needs attention, in figures, charts and tables."""
+    span = request.one_of("span", SPANS, "hour")
     rows = tasks = slots = None
-    if asked.access.tags is None:
-        rows = asked.part("the queues", partial(read_queues, asked))
-        figures = asked.part("the charts", partial(_figures, asked, span))
+    if request.access.tags is None:
+        rows = request.part("the queues", partial(read_queues, request))
+        figures = request.part("the charts", partial(_figures, request, span))
     else:
         figures = None
-    if not asked.access.is_limited:
-        tasks = asked.part("the tasks", lambda session: asked.queue.views.tasks(session, HOUR))
+    if not request.access.is_limited:
+        tasks = request.part("the tasks", lambda session: request.queue.views.tasks(session, HOUR))
         slots = None if rows is None else _slots(rows.workers)
     ages = [row.oldest_due for row in rows.queues if row.oldest_due] if rows else []
     return Page(
         "overview.html",
         title="Overview",
         command="pgqueue doctor",
-        needs=asked.part("what needs somebody", partial(needs, asked, rows)),
+        needs=request.part("what needs attention", partial(needs, request, rows)),
         rows=None if rows is None else rows.busiest(MOST_QUEUES),
         oldest=max(ages, default=None),
         figures=figures,

@@ -6,25 +6,25 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.dashboard.routing import Done, Page, Refused, Request, Route
 from pgqueue.views import QueueViews
 
 MOST_QUEUES = 500
 
 
-def read_queues(asked: Asked, session: Session) -> QueueViews:
+def read_queues(request: Request, session: Session) -> QueueViews:
     """The queues that the user may see."""
-    return asked.queue.views.queues(session, asked.access.queues)
+    return request.queue.views.queues(session, request.access.queues)
 
 
-def queues(asked: Asked) -> Page:
+def queues(request: Request) -> Page:
     """The queues with their numbers, and the limits with the jobs that hold their places."""
     rows = limits = None
-    if asked.access.tags is None:
-        rows = asked.part("the queues", partial(read_queues, asked))
-    if not asked.access.is_limited:
-        limits = asked.part("the limits", asked.queue.views.limits)
-    name, may_see_keys = asked.text("limit"), asked.may("view_arguments")
+    if request.access.tags is None:
+        rows = request.part("the queues", partial(read_queues, request))
+    if not request.access.is_limited:
+        limits = request.part("the limits", request.queue.views.limits)
+    name, may_see_keys = request.text("limit"), request.may("view_arguments")
     return Page(
         "queues.html",
         title="Queues",
@@ -43,49 +43,49 @@ def queues(asked: Asked) -> Page:
     )
 
 
-def pause_queue(asked: Asked) -> Done:
-    name = _queue(asked)
-    asked.operator.pause_queue(name)
-    return Done(f"paused queue {name}: workers skip it within two seconds", to=asked.back())
+def pause_queue(request: Request) -> Done:
+    name = _queue(request)
+    request.operator.pause_queue(name)
+    return Done(f"paused queue {name}: workers skip it within two seconds", to=request.back())
 
 
-def resume_queue(asked: Asked) -> Done:
-    name = _queue(asked)
-    asked.operator.resume_queue(name)
-    return Done(f"resumed queue {name}", to=asked.back())
+def resume_queue(request: Request) -> Done:
+    name = _queue(request)
+    request.operator.resume_queue(name)
+    return Done(f"resumed queue {name}", to=request.back())
 
 
-def _queue(asked: Asked) -> str:
-    name = asked.posted("queue")
-    asked.check_queue(name)
-    if asked.access.tags is not None:
+def _queue(request: Request) -> str:
+    name = request.posted("queue")
+    request.check_queue(name)
+    if request.access.tags is not None:
         raise Refused("a queue also has jobs that you may not see; nothing was changed", 403)
     return name
 
 
-def set_limit(asked: Asked) -> Done:
+def set_limit(request: Request) -> Done:
     """Set the capacity of a limit or of one of its keys; empty: that of the code."""
-    name, key = _limit(asked)
-    written, is_now = asked.operator.set_limit(name, asked.posted_whole("capacity"), key=key)
-    return Done(f"the capacity of {written} is {is_now}", to=asked.back())
+    name, key = _limit(request)
+    written, is_now = request.operator.set_limit(name, request.posted_whole("capacity"), key=key)
+    return Done(f"the capacity of {written} is {is_now}", to=request.back())
 
 
-def pause_key(asked: Asked) -> Done:
-    name, key = _limit(asked, needs_key=True)
-    written = asked.operator.pause_key(name, key)
-    return Done(f"paused {written}: no more of its jobs are admitted", to=asked.back())
+def pause_key(request: Request) -> Done:
+    name, key = _limit(request, needs_key=True)
+    written = request.operator.pause_key(name, key)
+    return Done(f"paused {written}: no more of its jobs are admitted", to=request.back())
 
 
-def resume_key(asked: Asked) -> Done:
-    name, key = _limit(asked, needs_key=True)
-    written = asked.operator.resume_key(name, key)
-    return Done(f"resumed {written}", to=asked.back())
+def resume_key(request: Request) -> Done:
+    name, key = _limit(request, needs_key=True)
+    written = request.operator.resume_key(name, key)
+    return Done(f"resumed {written}", to=request.back())
 
 
-def _limit(asked: Asked, *, needs_key: bool = False) -> tuple[str, Any]:
+def _limit(request: Request, *, needs_key: bool = False) -> tuple[str, Any]:
     """The limit of the form, and the value of its key: JSON or, if it is none, a text."""
-    asked.check_sees_all("limits hold for all queues")
-    name, key = asked.posted("limit"), asked.posted("key").strip()
+    request.check_sees_all("limits hold for all queues")
+    name, key = request.posted("limit"), request.posted("key").strip()
     if needs_key and not key:
         raise Refused("which key? give the value of the limit's argument, as JSON")
     try:

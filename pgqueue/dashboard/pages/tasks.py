@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
-from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.dashboard.routing import Done, Page, Refused, Request, Route
 from pgqueue.operations import Selection
 from pgqueue.rules.histogram import least
 from pgqueue.views.errors import Deployed, Failures
@@ -26,13 +26,13 @@ MOST_TASKS = 500
 IN_ALL_QUEUES = "tasks run in all queues"
 
 
-def tasks(asked: Asked) -> Page:
+def tasks(request: Request) -> Page:
     """All tasks, with the attempts that have ended within a time."""
-    span = asked.one_of("span", SPANS, "hour")
+    span = request.one_of("span", SPANS, "hour")
     rows = None
-    if not asked.access.is_limited:
-        rows = asked.part(
-            "the tasks", lambda session: asked.queue.views.tasks(session, SPANS[span][0])
+    if not request.access.is_limited:
+        rows = request.part(
+            "the tasks", lambda session: request.queue.views.tasks(session, SPANS[span][0])
         )
     since = {"hour": "1h", "day": "1d", "week": "7d"}[span]
     command = f"pgqueue stats --since {since}"
@@ -67,9 +67,9 @@ class OneTask:
     failures: Sequence[Failures]
 
 
-def _read_task(asked: Asked, name: str, span: str, session: Session) -> OneTask:
+def _read_task(request: Request, name: str, span: str, session: Session) -> OneTask:
     within, size = SPANS[span]
-    views = asked.queue.views
+    views = request.queue.views
     row = next(iter(views.tasks(session, within, name)), None)
     return OneTask(
         row,
@@ -92,11 +92,11 @@ def bars_of(ended: TaskStatistics | None) -> list[Bar]:
     return bars[filled[0] : filled[-1] + 1] if filled else []
 
 
-def task(asked: Asked, name: str) -> Page:
+def task(request: Request, name: str) -> Page:
     """One task: its attempts in a chart with the deploys, its durations, and its errors."""
-    asked.check_sees_all(IN_ALL_QUEUES)
-    span = asked.one_of("span", SPANS, "hour")
-    one = asked.part("the task", partial(_read_task, asked, name, span))
+    request.check_sees_all(IN_ALL_QUEUES)
+    span = request.one_of("span", SPANS, "hour")
+    one = request.part("the task", partial(_read_task, request, name, span))
     if one is not None and one.row is None and not one.failures:
         raise Refused(f"there is no task {name!r}", 404)
     command = f"pgqueue stats --task {quote(name)}"
@@ -112,21 +112,21 @@ def task(asked: Asked, name: str) -> Page:
     )
 
 
-def pause_task(asked: Asked) -> Done:
-    name = _task(asked)
-    asked.operator.pause_task(name)
-    return Done(f"paused task {name}: workers skip its jobs within two seconds", to=asked.back())
+def pause_task(request: Request) -> Done:
+    name = _task(request)
+    request.operator.pause_task(name)
+    return Done(f"paused task {name}: workers skip its jobs within two seconds", to=request.back())
 
 
-def resume_task(asked: Asked) -> Done:
-    name = _task(asked)
-    asked.operator.resume_task(name)
-    return Done(f"resumed task {name}", to=asked.back())
+def resume_task(request: Request) -> Done:
+    name = _task(request)
+    request.operator.resume_task(name)
+    return Done(f"resumed task {name}", to=request.back())
 
 
-def _task(asked: Asked) -> str:
-    asked.check_sees_all(IN_ALL_QUEUES)
-    return asked.posted("task")
+def _task(request: Request) -> str:
+    request.check_sees_all(IN_ALL_QUEUES)
+    return request.posted("task")
 
 
 ROUTES = [

@@ -1,4 +1,4 @@
-"""The workers: what each slot runs, how each lives, and how one stops to claim."""
+"""The workers: what each slot runs, its last heartbeat, and how to make it quiet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from pgqueue.dashboard.routing import Asked, Done, Page, Refused, Route
+from pgqueue.dashboard.routing import Done, Page, Refused, Request, Route
 from pgqueue.rules.served_queues import serves
 from pgqueue.views.queues import HeldJob, WorkerState
 
@@ -51,53 +51,53 @@ class WorkerRow:
         return min(len(self.state.jobs), self.state.slots)
 
 
-def read_workers(asked: Asked, session: Session) -> list[WorkerRow]:
+def read_workers(request: Request, session: Session) -> list[WorkerRow]:
     """The workers that serve, or run a job of, one of the queues that the user may see."""
     found = []
-    for state in asked.queue.views.workers(session):
-        jobs = [job for job in state.jobs if _may_see(asked, job)]
-        queues = asked.access.queues
+    for state in request.queue.views.workers(session):
+        jobs = [job for job in state.jobs if _may_see(request, job)]
+        queues = request.access.queues
         if queues is None or jobs or any(serves(state.queues, name) for name in queues):
-            squares = [_square(asked, job) for job in state.jobs[: state.slots]]
+            squares = [_square(request, job) for job in state.jobs[: state.slots]]
             squares += [Square("free", "free", None)] * (state.slots - len(squares))
             longest = jobs[0] if jobs else None
-            found.append(WorkerRow(state, squares[:MOST_SLOTS], longest, _served(asked, state)))
+            found.append(WorkerRow(state, squares[:MOST_SLOTS], longest, _served(request, state)))
     return found
 
 
-def _served(asked: Asked, state: WorkerState) -> Sequence[str]:
-    if not asked.access.is_limited:
+def _served(request: Request, state: WorkerState) -> Sequence[str]:
+    if not request.access.is_limited:
         return state.queues
-    return [name for name in sorted(asked.access.queues or ()) if serves(state.queues, name)]
+    return [name for name in sorted(request.access.queues or ()) if serves(state.queues, name)]
 
 
-def _may_see(asked: Asked, job: HeldJob) -> bool:
-    queues = asked.access.queues
-    return asked.access.tags is None and (queues is None or job.queue in queues)
+def _may_see(request: Request, job: HeldJob) -> bool:
+    queues = request.access.queues
+    return request.access.tags is None and (queues is None or job.queue in queues)
 
 
-def _square(asked: Asked, job: HeldJob) -> Square:
-    if not _may_see(asked, job):
+def _square(request: Request, job: HeldJob) -> Square:
+    if not _may_see(request, job):
         return Square("running", "a job that you may not see", None)
     return Square("running", f"#{job.job_id} {job.task}, attempt {job.attempt}", job.job_id)
 
 
-def workers(asked: Asked) -> Page:
+def workers(request: Request) -> Page:
     """The live workers, the first started first."""
-    rows = asked.part("the workers", partial(read_workers, asked))
+    rows = request.part("the workers", partial(read_workers, request))
     return Page("workers.html", title="Workers", rows=rows, command="pgqueue workers")
 
 
-def quiet_worker(asked: Asked) -> Done:
+def quiet_worker(request: Request) -> Done:
     """Let a worker claim no more jobs; it ends those that it has claimed."""
-    asked.check_sees_all("a worker serves all users")
+    request.check_sees_all("a worker serves all users")
     try:
-        worker_id = UUID(asked.posted("worker"))
+        worker_id = UUID(request.posted("worker"))
     except ValueError:
         raise Refused("worker is no id of a worker") from None
-    if not asked.operator.quiet(worker_id):
+    if not request.operator.quiet(worker_id):
         raise Refused("this worker has ended; nothing was changed", 404)
-    return Done("the worker claims no more jobs", to=asked.back())
+    return Done("the worker claims no more jobs", to=request.back())
 
 
 ROUTES = [

@@ -12,7 +12,7 @@ CALM_AFTER = 500
 """Claims in a row without an urgent job, after which the full number is claimed ahead again."""
 TOO_OLD = 0.050
 """Seconds a claimed job may wait before fewer jobs are claimed ahead."""
-STALE = 0.250
+LONGEST_BUFFERED = 0.250
 """Seconds after which a claimed job that waits is released."""
 
 
@@ -85,7 +85,7 @@ class Prefetch:
 
     def oldest_waits(self, seconds: float) -> None:
         """Learn how long the oldest job claimed ahead has waited."""
-        if seconds > STALE:
+        if seconds > LONGEST_BUFFERED:
             self.ahead = 0
         elif seconds > TOO_OLD:
             self.ahead //= 2

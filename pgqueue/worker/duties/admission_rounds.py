@@ -14,11 +14,11 @@ from pgqueue.repository.limits import Limits
 from pgqueue.repository.workers import Paused
 from pgqueue.rules.admission import (
     Buckets,
-    Rule,
+    LimitRule,
     Rules,
     TurnGroup,
     Turns,
-    Waiting,
+    WaitingJob,
     after_starts,
     after_turns,
     fair_names,
@@ -71,7 +71,7 @@ class Admitted(NamedTuple):
     """The groups of which enough jobs are ready."""
 
 
-Lane = Sequence[Waiting]
+Lane = Sequence[WaitingJob]
 """The first jobs of a lane."""
 
 
@@ -123,7 +123,7 @@ class AdmissionRounds:
         *,
         notify: bool,
         most_ready: int,
-        own: Mapping[str, Rule] | None = None,
+        own: Mapping[str, LimitRule] | None = None,
         is_only_admitter: bool = False,
     ) -> None:
         self._queues = queues
@@ -313,7 +313,7 @@ class AdmissionRounds:
         return Admitted(moved, len(chosen) < MOST and not unmoved, seconds, full)
 
     def _skip_stuck(
-        self, admissions: Admissions, waiting: Sequence[Waiting], unmoved: Collection[int]
+        self, admissions: Admissions, waiting: Sequence[WaitingJob], unmoved: Collection[int]
     ) -> None:
         """Skip the jobs that could not be moved, for the rest of the round.
 
@@ -332,10 +332,10 @@ class AdmissionRounds:
             admissions.serialize()
 
 
-def rules_of(limits: Mapping[str, Limit]) -> dict[str, Rule]:
+def rules_of(limits: Mapping[str, Limit]) -> dict[str, LimitRule]:
     """Return the limits of the code as rules, as if a worker had declared them."""
     return {
-        name: Rule(
+        name: LimitRule(
             limit.capacity, limit.is_strict, limit.failed_head == "skip", is_fair=limit.is_fair
         )
         for name, limit in limits.items()
@@ -344,7 +344,7 @@ def rules_of(limits: Mapping[str, Limit]) -> dict[str, Rule]:
 
 def _take_tokens(
     admissions: Admissions,
-    waiting: Sequence[Waiting],
+    waiting: Sequence[WaitingJob],
     admitted: Sequence[int],
     buckets: Buckets,
     rules: Rules,
@@ -372,5 +372,5 @@ def _take_tokens(
     return None if wait is None else wait.total_seconds()
 
 
-def _key_sets(jobs: Iterable[Waiting]) -> set[tuple[str, ...]]:
+def _key_sets(jobs: Iterable[WaitingJob]) -> set[tuple[str, ...]]:
     return {job.limit_keys for job in jobs}

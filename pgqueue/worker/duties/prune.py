@@ -63,7 +63,7 @@ class Prune(Duty):
 
     def step(self, connection: Connection) -> float:
         """Prune a little, and rest for as long as that took."""
-        began, progress = time.monotonic(), Progress.DONE
+        began, progress = time.monotonic(), RoundState.DONE
         current = self._round = self._round or PruneRound(self._retention, self._guard)
         try:
             progress = current.step(connection)
@@ -74,9 +74,9 @@ class Prune(Duty):
                 self._was_refused = True
                 logger.warning(NO_RIGHT, words_of(error))
         finally:
-            if progress is not Progress.MORE:
+            if progress is not RoundState.MORE:
                 self.end()
-        if progress is Progress.MORE:
+        if progress is RoundState.MORE:
             return time.monotonic() - began
         return _apart(max(self._pause, REST * current.reading))
 
@@ -115,7 +115,7 @@ TABLES: Mapping[str, Callable[[Connection], bool | None]] = {
 """What prunes a part of a table; true if there may be more."""
 
 
-class Progress(StrEnum):
+class RoundState(StrEnum):
     """What one step of a round has found."""
 
     MORE = "more"
@@ -155,7 +155,7 @@ class PruneRound:
         self._locked_in_row = 0
         self._refusal: Exception | None = None
 
-    def step(self, connection: Connection) -> Progress:
+    def step(self, connection: Connection) -> RoundState:
         """Prune one stretch in a transaction of its own, or a part of a batch."""
         pruning = Pruning(connection)
         if self._references is None:
@@ -167,7 +167,7 @@ class PruneRound:
         try:
             with _begin(connection):
                 if not pruning.try_lock():
-                    return Progress.BUSY
+                    return RoundState.BUSY
                 stretch = pruning.prune(
                     self._retention,
                     self._references,
@@ -191,7 +191,7 @@ class PruneRound:
         if stretch.up_to is None or stretch.are_young:
             return self._end_walk()
         self._after = stretch.up_to
-        return Progress.MORE
+        return RoundState.MORE
 
     def log(self) -> None:
         """Log what the round has done."""
@@ -208,30 +208,32 @@ class PruneRound:
     def _refused(self) -> tuple[int, int, str]:
         return len(self.kept), self.kept[0], str(self._refusal).strip().partition("\n")[0]
 
-    def _divide(self, connection: Connection, error: DBAPIError) -> Progress:
+    def _divide(self, connection: Connection, error: DBAPIError) -> RoundState:
         """Halve the stretch, or step over its only job."""
         if self._size > 1:
             self._size //= 2
-            return Progress.MORE
+            return RoundState.MORE
         self._refusal = self._refusal or error.orig
         self._locked_in_row = self._locked_in_row + 1 if _is_locked(error) else 0
         with _begin(connection):
             job_id = Pruning(connection).next_job(self._after, dead=self._walks[0])
         if self._locked_in_row >= MOST_LOCKED:
-            return Progress.DONE
+            return RoundState.DONE
         if job_id is None:
             return self._end_walk()
         if job_id not in self.kept:  # the walk over the dead jobs may have met it
             self.kept.append(job_id)
         self._after = job_id
-        return Progress.MORE
+        return RoundState.MORE
 
-    def _end_walk(self) -> Progress:
+    def _end_walk(self) -> RoundState:
         del self._walks[0]
         self._after = 0
-        return Progress.MORE
+        return RoundState.MORE
 
-    def _prune_batches(self, connection: Connection, references: tuple[Reference, ...]) -> Progress:
+    def _prune_batches(
+        self, connection: Connection, references: tuple[Reference, ...]
+    ) -> RoundState:
         """Delete a part of the next batch whose time is over, or step over it."""
         rows = Batches(connection)
         with _begin(connection):
@@ -244,14 +246,14 @@ class PruneRound:
             deleted = rows.prune(batch_id, self._retention, MOST)
         if deleted < MOST:
             self._after_batch = batch_id
-        return Progress.MORE
+        return RoundState.MORE
 
-    def _prune_table(self, connection: Connection) -> Progress:
+    def _prune_table(self, connection: Connection) -> RoundState:
         """Prune a part of the next table of those that are about jobs.  One that cannot be pruned
         keeps its rows, and stops no other."""
         name = next(iter(self._tables), None)
         if name is None:
-            return Progress.DONE
+            return RoundState.DONE
         is_more: bool | None = False
         try:
             with _begin(connection):
@@ -264,7 +266,7 @@ class PruneRound:
             self._guard.succeeded(name)
         if not is_more:
             del self._tables[name]
-        return Progress.MORE
+        return RoundState.MORE
 
 
 @contextmanager

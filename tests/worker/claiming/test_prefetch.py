@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgqueue.worker.claiming.prefetch import HORIZON, STALE, TOO_OLD, Prefetch
+from pgqueue.worker.claiming.prefetch import HORIZON, LONGEST_BUFFERED, TOO_OLD, Prefetch
 
 MOST = 1000
 
@@ -87,7 +87,7 @@ def test_nothing_is_claimed_ahead_when_jobs_had_to_be_released() -> None:
     handlers = Handlers()
     handlers.run_dry(4)
 
-    handlers.prefetch.oldest_waits(STALE + 0.001)
+    handlers.prefetch.oldest_waits(LONGEST_BUFFERED + 0.001)
 
     assert handlers.prefetch.ahead == 0
 
