@@ -85,9 +85,10 @@ class TestAdd:
 
         assert len(queue.schedules.list(session)) == 1
 
-    @pytest.mark.parametrize(
-        ("given", "error", "words"),
-        [
+    def test_a_wrong_schedule_is_refused_before_anything_is_written(
+        self, queue: PgQueue, task: Any, session: Session
+    ) -> None:
+        wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
             ({"cron": "0 25 * * *"}, OptionError, "field 2, the hour"),
             ({"args": (1, 2, 3)}, ArgumentsError, "report"),
             ({"args": {"customer": 7}}, ArgumentsError, "customer"),
@@ -99,21 +100,11 @@ class TestAdd:
             ({"priority": 10}, OptionError, "priority"),
             ({"unique_key": len}, OptionError, "unique_key"),
             ({"name": "two words"}, OptionError, "without spaces"),
-        ],
-    )
-    def test_a_wrong_schedule_is_refused_before_anything_is_written(
-        self,
-        queue: PgQueue,
-        task: Any,
-        session: Session,
-        given: dict[str, Any],
-        error: type[Exception],
-        words: str,
-    ) -> None:
-        call = {"cron": "0 7 * * *", "name": "x", "args": (7,), **given}
-
-        with pytest.raises(error, match=words):
-            queue.schedules.add(session, task, call.pop("cron"), **call)
+        ]
+        for given, error, words in wrong:
+            call = {"cron": "0 7 * * *", "name": "x", "args": (7,), **given}
+            with pytest.raises(error, match=words):
+                queue.schedules.add(session, task, call.pop("cron"), **call)
 
         assert queue.schedules.list(session) == []
 

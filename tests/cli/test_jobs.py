@@ -219,20 +219,15 @@ class TestEnqueue:
         assert second.stderr == "This job held the unique key already; no job was added.\n"
         assert json.loads(command(queue, *words, "--json").stdout)["is_new"] is False
 
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
+    def test_a_wrong_call_is_one_line(self, queue: PgQueue, engine: Engine) -> None:
+        for arguments, words in (
             (["nothing_like_it"], ["no task 'nothing_like_it'", "post"]),
             (["post", "--args", "{"], ["--args is not JSON"]),
             (["post", "--args", "[1, 2]"], ["give the arguments by name"]),
             (["post", "--args", "{}"], ["post", "'to'"]),
             (["post", "--args", '{"to": "a", "copies": "x"}'], ["post: argument copies", "int"]),
             (["post", "--args", '{"to": "a", "c": 3}'], ["post", "'c'"]),
-        ],
-    )
-    def test_a_wrong_call_is_one_line(
-        self, queue: PgQueue, engine: Engine, arguments: list[str], words: list[str]
-    ) -> None:
-        assert_one_line(command(queue, "enqueue", *arguments), *words)
+        ):
+            assert_one_line(command(queue, "enqueue", *arguments), *words)
         with Session(engine) as session:
             assert session.scalars(select(Job)).all() == []

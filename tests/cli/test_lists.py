@@ -55,23 +55,20 @@ def workers(session: Session, number: int, **values: Any) -> list[uuid.UUID]:
     return ids
 
 
-@pytest.mark.parametrize(
-    ("words", "key", "said"),
-    [
-        ("jobs", "jobs", "No job fits."),
-        ("workers", "workers", "No worker lives."),
-        ("schedules", "schedules", "No schedules."),
-        ("limits", "limits", "No worker has declared a limit."),
-        ("batches", "batches", "There are no batches."),
-        ("failures", "failures", "No errors."),
-        ("stats", "stats", "No attempt has ended in this time."),
-    ],
-)
-def test_an_empty_list_says_so(engine: Engine, words: str, key: str, said: str) -> None:
+def test_an_empty_list_says_so(engine: Engine) -> None:
     queue = PgQueue(engine)
 
-    assert lines(queue, words) == [said]
-    assert document(queue, words)[key] == []
+    for name, said in (
+        ("jobs", "No job fits."),
+        ("workers", "No worker lives."),
+        ("schedules", "No schedules."),
+        ("limits", "No worker has declared a limit."),
+        ("batches", "There are no batches."),
+        ("failures", "No errors."),
+        ("stats", "No attempt has ended in this time."),
+    ):
+        assert lines(queue, name) == [said]
+        assert document(queue, name)[name] == []
 
 
 class TestJobs:

@@ -84,9 +84,8 @@ def test_a_limit_is_set(queue: PgQueue, words: str, said: str) -> None:
     assert document["name"] in ("bank", "bank [7]", "api")
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
+def test_what_cannot_be_is_refused(queue: PgQueue) -> None:
+    for words, error in (
         ("pause", "name a queue, a task with --task, or a key with --limit, --key"),
         ("pause --limit bank", "give --limit and --key together"),
         ("pause --key 7", "give --limit and --key together"),
@@ -96,10 +95,8 @@ def test_a_limit_is_set(queue: PgQueue, words: str, said: str) -> None:
         ("set-limit book 3", "limit book: its order is strict, and the capacity 3; give 1"),
         ("set-limit bank", "give either a CAPACITY or --reset"),
         ("set-limit bank 3 --reset", "give either a CAPACITY or --reset"),
-    ],
-)
-def test_what_cannot_be_is_refused(queue: PgQueue, words: str, error: str) -> None:
-    assert_one_line(command(queue, *words.split()), error)
+    ):
+        assert_one_line(command(queue, *words.split()), error)
 
 
 @pytest.mark.parametrize("words", [["mail", "not a queue"], ["mail", "--task", "not\ta task"]])

@@ -230,36 +230,31 @@ class TestAllThatMatch:
 
         assert visitor.post("/actions/requeue", {"go_on": 1}).status_code == 403
 
-    @pytest.mark.parametrize("line", ["", "7", "colour:red", "status:lost", "x" * 1001])
-    def test_a_wrong_filter_is_refused(self, shop: Shop, line: str) -> None:
+    def test_a_wrong_filter_is_refused(self, shop: Shop) -> None:
         [id] = shop.fail()
         ann = Visitor(shop.queue)
 
-        shown = ann.get("/actions/preview", query_string={"q": line})
-        done = ann.post("/actions/requeue", {"action": "requeue", "q": line})
+        for line in ("", "7", "colour:red", "status:lost", "x" * 1001):
+            shown = ann.get("/actions/preview", query_string={"q": line})
+            done = ann.post("/actions/requeue", {"action": "requeue", "q": line})
 
-        assert (shown.status_code, done.status_code) == (400, 400)
+            assert (shown.status_code, done.status_code) == (400, 400), line
         assert shop.statuses() == {id: JobStatus.FAILED}
 
-    @pytest.mark.parametrize(
-        ("line", "rights"),
-        [
+    def test_a_filter_by_what_the_user_may_not_see_is_refused(self, shop: Shop) -> None:
+        [id] = shop.fail()
+
+        for line, rights in (
             ("task:send arg.to:ada", {"view", "requeue"}),
             ("task:send arg.token:7", RIGHTS),
             ("arg.to:ada", RIGHTS),
             ("task:other arg.to:ada", RIGHTS),
-        ],
-    )
-    def test_a_filter_by_what_the_user_may_not_see_is_refused(
-        self, shop: Shop, line: str, rights: set[str]
-    ) -> None:
-        [id] = shop.fail()
-        visitor = Visitor(shop.queue, rights)
+        ):
+            visitor = Visitor(shop.queue, rights)
+            shown = visitor.get("/actions/preview", query_string={"q": line})
+            visitor.post("/actions/requeue", {"action": "requeue", "q": line})
 
-        shown = visitor.get("/actions/preview", query_string={"q": line})
-        visitor.post("/actions/requeue", {"action": "requeue", "q": line})
-
-        assert shown.status_code in (400, 403)
+            assert shown.status_code in (400, 403), line
         assert shop.statuses() == {id: JobStatus.FAILED}
 
     def test_a_filter_by_an_argument_that_the_user_sees_is_not(self, shop: Shop) -> None:

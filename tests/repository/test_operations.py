@@ -347,21 +347,17 @@ class TestRequeue:
         assert violations(engine) == []
 
 
-@pytest.mark.parametrize(
-    "call", ["cancel", "requeue", "run_now", "pause", "resume", "check", "counts"]
-)
-def test_where_there_are_no_tables_every_call_says_what_brings_them(
-    empty_database_url: str, call: str
-) -> None:
-    arguments: dict[str, list[object]] = {
+def test_where_there_are_no_tables_every_call_says_what_brings_them(empty_engine: Engine) -> None:
+    calls: dict[str, list[object]] = {
         "cancel": [1], "requeue": [1], "run_now": [1], "pause": ["mail"], "resume": ["mail"],
+        "check": [], "counts": [],
     }  # fmt: skip
-    engine = create_engine(empty_database_url)
-
-    with engine.connect() as connection, pytest.raises(SchemaMissing, match="app module:queue upg"):
-        getattr(queue, call)(connection, *arguments.get(call, []))
-
-    engine.dispose()
+    for call, arguments in calls.items():
+        with (
+            empty_engine.connect() as connection,
+            pytest.raises(SchemaMissing, match="app module:queue upg"),
+        ):
+            getattr(queue, call)(connection, *arguments)
 
 
 class TestDelete:
