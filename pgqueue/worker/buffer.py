@@ -66,7 +66,9 @@ class JobBuffer:
         return claimed
 
     def take_now(self) -> Claimed | None:
-        """Take the most urgent job; None if there is none."""
+        """Take the most urgent job; None if there is none, or the worker stops."""
+        if self._is_closed:
+            return None
         try:
             claimed = heapq.heappop(self.heap)
         except IndexError:
@@ -94,7 +96,7 @@ class JobBuffer:
                 return taken
 
     def close(self) -> None:
-        """End every slot that waits for a job."""
+        """Give out no more jobs; the slots end."""
         with self._arrived:
             self._is_closed = True
             self._arrived.notify_all()

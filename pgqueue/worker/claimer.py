@@ -5,8 +5,10 @@ is due, and claims only if one is: the question is one read, a claim and a sweep
 """
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from threading import Event
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -86,6 +88,8 @@ class Claimer(Loop):
             shares=None if config.weights is None else Shares(config.weights),
             aging=None if config.age_after is None else Aging(config.age_after),
         )
+        self._is_rewind_wanted = False
+        """Whether jobs may be due behind the cursors; set by any thread."""
         self._tasks = runtime.task_names
         """The tasks whose messages the last claim was to take."""
         self._isolation = CrashIsolation(runtime.ledger.in_flight, self._cursors)
@@ -104,7 +108,7 @@ class Claimer(Loop):
         """Wake the claimer, from another thread: jobs may be due; ``behind``: behind its cursors
         too."""
         if behind:
-            self._cursors.rewind()
+            self._is_rewind_wanted = True
         self._listener.poke()
         self._runtime.buffer.room.set()
 
@@ -129,6 +133,9 @@ class Claimer(Loop):
         runtime, buffer, prefetch = self._runtime, self._runtime.buffer, self._prefetch
         worker_id = runtime.identity.worker_id
         attempts = Attempts(connection, worker_id)
+        if self._is_rewind_wanted:
+            self._is_rewind_wanted = False
+            self._cursors.rewind()
         if self._generation != self.reconnecting.generation:
             self._begin_on_new(connection)
         if time.monotonic() - self._reconciled_at > RECONCILE_EVERY:
@@ -155,21 +162,30 @@ class Claimer(Loop):
             and (self._until_empty or self._sweeps.is_cheap(self.looked_at))
         ):
             claim = self._claim(attempts, room, ahead=is_ahead, sweep=True)
-        if runtime.identity.worker_id != worker_id:
-            return 0.0  # this worker was declared dead: a rescuer releases these leases too
-
         prefetch.ran(*self._slots.work_done())
         if prefetch.was_full and buffer.free_slots > 0:
             prefetch.ran_dry()
         buffer.low_water = prefetch.low_water
         if claim.rows:
             prefetch.brought(first=claim.rows[0].priority, last=claim.rows[-1].priority)
-            self._isolation.start(claim.rows)
-            runtime.ledger.claimed(claim.rows)
-            buffer.put(claim.rows)
+            self._hand_over(claim.rows, worker_id)
         elif not claim.found:
             self._after_no_message(attempts, was_idle=was_idle, admitted=admitted)
         return 0.0
+
+    def _hand_over(self, jobs: Sequence[Claimed], worker_id: UUID) -> None:
+        """Pass claimed jobs to the slots, unless this worker was declared dead meanwhile.
+
+        The heartbeat changes the id first, and then forgets all jobs: of those that are recorded
+        later the id tells that a rescuer releases their leases.
+        """
+        ledger = self._runtime.ledger
+        self._isolation.start(jobs)
+        ledger.claimed(jobs)
+        if self._runtime.identity.worker_id == worker_id:
+            self._runtime.buffer.put(jobs)
+        else:
+            ledger.forget(jobs)
 
     def _find_queues(self, attempts: Attempts) -> bool:
         """Look from time to time which queues fit the patterns; returns whether others do now."""

@@ -86,8 +86,8 @@ class Heartbeat(Loop):
         outage: Outage,
         *,
         attempts_ended: Callable[[], int],
-        on_dead: Callable[[Sequence[SeenWorker]], None],
-        on_death: Callable[[], None],
+        on_others_dead: Callable[[Sequence[SeenWorker]], None],
+        on_declared_dead: Callable[[], None],
     ) -> None:
         super().__init__(
             engine,
@@ -104,8 +104,8 @@ class Heartbeat(Loop):
         self.identity = identity
         self.registered = Event()
         self._attempts_ended = attempts_ended
-        self._on_dead = on_dead
-        self._on_death = on_death
+        self._on_others_dead = on_others_dead
+        self._on_declared_dead = on_declared_dead
         self._connection: Connection | None = None
         """The connection of the last heartbeat."""
         self._is_locked = False
@@ -136,7 +136,7 @@ class Heartbeat(Loop):
             logger.error("worker %s was declared dead by another; its jobs are given up", worker_id)
             self.registered.clear()
             identity.be_reborn()
-            self._on_death()
+            self._on_declared_dead()
             # This connection holds the lock of the old id; a new connection starts without it.
             self.reconnecting.close()
         else:
@@ -146,7 +146,7 @@ class Heartbeat(Loop):
             identity.acknowledged(sent_at=sent_at)
             self.registered.set()
             answered_at = time.monotonic()
-            self._on_dead(
+            self._on_others_dead(
                 self._witness.dead_among(beat.others, asked_at=asked_at, answered_at=answered_at)
             )
         return min(sent_at + BEAT, self._witness.next_death_at) - time.monotonic()

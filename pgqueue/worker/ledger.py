@@ -6,7 +6,7 @@ are told here, and nowhere else.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from threading import Event
+from threading import Event, Lock
 
 from pgqueue import redaction
 from pgqueue.events import AttemptOutcome, attempt_outcome
@@ -63,6 +63,7 @@ class Ledger:
         self.counts: Counter[str] = Counter()
         self.on_settled: Callable[[Iterable[Claimed]], object] | None = None
         """Called with the jobs of attempts that are forgotten, if limits are in use."""
+        self._counting = Lock()
         self._times: dict[int, tuple[float, float]] = {}
         """When the handlers of unsettled attempts ran, by message; only for their events."""
         self._done: deque[Settlement] = deque()
@@ -125,7 +126,7 @@ class Ledger:
 
     def succeeded(self, batch: Sequence[Settlement]) -> None:
         """Count and forget attempts that have all succeeded and are committed."""
-        self.counts["succeeded"] += len(batch)
+        self._count("succeeded", len(batch))
         if self._statistics is not None:
             self._statistics.succeeded([claimed.task for claimed, _ in batch])
         if self._events is not None:
@@ -141,13 +142,13 @@ class Ledger:
         """
         for claimed, outcome in batch:
             if claimed.job_id not in job_outcomes:
-                self.counts[STALE] += 1
+                self._count(STALE)
                 words = "job %s: its result is not kept: too late"
                 logger.warning(words, claimed.job_id, extra=log_fields(claimed))
                 continue
             job_outcome = job_outcomes[claimed.job_id]
             recorded = attempt_outcome(outcome, job_outcome)
-            self.counts[str(recorded)] += 1
+            self._count(str(recorded))
             if self._statistics is not None:
                 self._statistics.ended(claimed, outcome, recorded)
             if job_outcome == AttemptOutcome.FAILED:
@@ -159,7 +160,7 @@ class Ledger:
 
     def stale(self, claimed: Claimed) -> None:
         """Count and forget an attempt whose lease had passed to another worker."""
-        self.counts[STALE] += 1
+        self._count(STALE)
         self._forget([claimed])
 
     def rescued(self, attempts: Sequence[Rescued]) -> None:
@@ -169,6 +170,11 @@ class Ledger:
         if self._events is not None:
             self._events.rescued(attempts)
 
+    def forget(self, jobs: Iterable[Claimed]) -> None:
+        """Forget jobs that were just claimed: other workers rescue them."""
+        for job in jobs:
+            self.in_flight.pop(job.message_id, None)
+
     def forget_all(self) -> None:
         """Forget all attempts: other workers rescue them."""
         self.in_flight.clear()
@@ -177,6 +183,10 @@ class Ledger:
     def stop_waiting(self) -> None:
         """End the settler's wait for an outcome."""
         self._has_done.set()
+
+    def _count(self, outcome: str, number: int = 1) -> None:
+        with self._counting:  # slots and the settler count at once
+            self.counts[outcome] += number
 
     def _forget(self, jobs: Sequence[Claimed]) -> None:
         if self.on_settled is not None:

@@ -122,11 +122,7 @@ class WorkerRuntime:
             if self.stopping.wait(0.05):
                 self.ledger.done(claimed, Released())
                 return False
-        return self.ledger.knows(claimed)
-
-    def may_start_now(self, claimed: Claimed) -> bool:
-        """Like :meth:`may_start`, without waiting."""
-        return self.identity.is_fresh and self.ledger.knows(claimed)
+        return True
 
     def _reads_snapshot(self, run: RunningAttempt) -> bool:
         """Whether an attempt has a transaction that could not settle its job if another changed it.

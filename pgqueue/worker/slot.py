@@ -53,8 +53,9 @@ class Slot(WorkerThread):
     def work(self) -> None:
         while (claimed := self._next()) is not None:
             if not self.runtime.may_start(claimed):
-                continue  # it was released, or is no longer this worker's
-            attempt = self._set_current(claimed)
+                continue  # it was released
+            if (attempt := self._set_current(claimed)) is None:
+                continue
             if attempt.task.is_async:
                 has_slot = self.runtime.loop.wait_for(self._work_on_loop(attempt))
             else:
@@ -83,20 +84,28 @@ class Slot(WorkerThread):
             claimed = self.runtime.buffer.take_now()
             if claimed is None:
                 return True
-            if not (
-                self.runtime.tasks[claimed.task].is_async and self.runtime.may_start_now(claimed)
-            ):
+            if not (self.runtime.tasks[claimed.task].is_async and self.runtime.identity.is_fresh):
                 self._brought_back = claimed
                 return True
-            attempt = self._set_current(claimed)
+            if (begun := self._set_current(claimed)) is None:
+                return True
+            attempt = begun
 
     def _next(self) -> Claimed | None:
         claimed, self._brought_back = self._brought_back, None
         return claimed or self.runtime.buffer.take()
 
-    def _set_current(self, claimed: Claimed) -> RunningAttempt:
+    def _set_current(self, claimed: Claimed) -> RunningAttempt | None:
+        """Begin an attempt; None if the job is no longer this worker's.
+
+        The heartbeat of a worker that was declared dead forgets all jobs, and then gives up the
+        attempts that it sees.  So the attempt is seen here before the job is looked up.
+        """
         attempt = self.current = self.runtime.attempt_of(claimed)
-        return attempt
+        if self.runtime.ledger.knows(claimed):
+            return attempt
+        self.current = None
+        return None
 
     def _end(self, attempt: RunningAttempt, outcome: Outcome | None) -> bool:
         """Pass an attempt's outcome to the settler; False if another thread has the slot now."""

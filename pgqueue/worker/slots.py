@@ -23,6 +23,8 @@ class Slots:
         self._slots = [Slot(runtime) for _ in range(number)]
         self._stuck: list[Slot] = []
         """Slots that were replaced, whose handlers have not returned."""
+        self._ran, self._busy = 0, 0.0
+        """The work done in slots that were replaced."""
         self._transactions = timeouts.Transactions(runtime)
 
     @property
@@ -58,8 +60,10 @@ class Slots:
         return [run.claimed.job_id for run in self.attempts()]
 
     def work_done(self) -> tuple[int, float]:
-        """How many jobs have run in these slots, and the seconds spent on them."""
-        return sum(slot.ran for slot in self._slots), sum(slot.busy for slot in self._slots)
+        """How many jobs have run so far, and for how many seconds."""
+        ran = sum(slot.ran for slot in self._slots)
+        busy = sum(slot.busy for slot in self._slots)
+        return self._ran + ran, self._busy + busy
 
     def cancel(self, asked: Collection[int], killed: Collection[int]) -> None:
         """Ask the handlers of some jobs to stop, and kill those of others."""
@@ -88,7 +92,7 @@ class Slots:
         are past their timeout.
 
         A thread cannot be stopped from outside; its handler sees ``ctx.is_cancelled()``.  Raises
-        TooManyStuck if none is left to run jobs.
+        TooManyStuck if as many handlers hang as the worker has slots.
         """
         timeouts.stop_cut_off(self.attempts())
         self._replace_overdue()
@@ -107,7 +111,9 @@ class Slots:
             lost = {index: run for index, run in overdue.items() if run.lose()}
             self._settle([(run, timeouts.late(run)) for run in lost.values()])
         for index in lost:
-            self._stuck.append(self._slots[index])
+            stuck = self._slots[index]
+            self._stuck.append(stuck)
+            self._ran, self._busy = self._ran + stuck.ran, self._busy + stuck.busy
             self._slots[index] = Slot(self._runtime)
             self._slots[index].start()
         if self._are_too_many_stuck():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from threading import Event, Lock, Thread
 from uuid import UUID
 
-from sqlalchemy import Connection, QueuePool, create_engine
+from sqlalchemy import URL, Connection, QueuePool, create_engine
 
 from pgqueue import redaction, schema
 from pgqueue.database.handlers import check_binds
@@ -106,8 +106,8 @@ class Supervisor:
             runtime.identity,
             runtime.outage,
             attempts_ended=runtime.ledger.ended,
-            on_dead=self._upkeep.reap,
-            on_death=self._give_up_all,
+            on_others_dead=self._upkeep.reap,
+            on_declared_dead=self._give_up_all,
         )
         self._duties: list[Loop] = [self._heartbeat, self._upkeep, self._janitor]
         """The loops that run before the first claim."""
@@ -132,15 +132,15 @@ class Supervisor:
         runtime = self._runtime
         try:
             runtime.children.start()
-            self._verify(is_over)
+            self._prepare(is_over)
         except BaseException:
             self._close()  # no thread was started
             raise
-        for duty in self._duties:
-            duty.start()
-        if runtime.events is not None:
-            runtime.events.start()
         try:
+            for duty in self._duties:
+                duty.start()
+            if runtime.events is not None:
+                runtime.events.start()
             self._supervise(is_over)
         finally:
             self._end(grace)
@@ -168,7 +168,7 @@ class Supervisor:
         self._close(LAST_SETTLE - (time.monotonic() - began))
         return self._has_interrupted
 
-    def _verify(self, is_over: Callable[[], bool]) -> None:
+    def _prepare(self, is_over: Callable[[], bool]) -> None:
         """Wait for the database, refuse a schema version that this code does not support, and read
         what the run needs to know: limits in use, the isolation level of handlers, and where Citus
         has its coordinator."""
@@ -176,15 +176,15 @@ class Supervisor:
             self._engine, OWN, self._runtime.outage, name="start", stopping=self._stopping
         )
 
+        coordinator: URL | None = None
+
         def verify(connection: Connection) -> bool:
+            nonlocal coordinator
             schema.verify(connection)
             self._admitter.look_for_limits(connection)
             if any(task.is_transactional for task in self._runtime.tasks.values()):
                 self._runtime.isolation_level = isolation_of(self._application_engine)
-            if (url := self._coordinator()) is not None:
-                listener = CoordinatorListener(create_engine(url), self._runtime.work_may_be_there)
-                self._duties.append(listener)
-                self._loops.insert(0, listener)
+            coordinator = self._coordinator()
             return True
 
         try:
@@ -192,6 +192,11 @@ class Supervisor:
                 pass
         finally:
             reconnecting.close()
+        if coordinator is not None:
+            engine = create_engine(coordinator)
+            listener = CoordinatorListener(engine, self._runtime.work_may_be_there)
+            self._duties.append(listener)
+            self._loops.insert(0, listener)
 
     def _supervise(self, is_over: Callable[[], bool]) -> None:
         for ready in (self._heartbeat.registered, self._upkeep.has_looked):
@@ -226,7 +231,7 @@ class Supervisor:
             return not self._slots.are_alive()
 
         def close_after_last_handler() -> None:
-            # Until then, the heartbeat must protect its lease.
+            # Until then, the heartbeat must protect the leases of the handlers that run.
             self._slots.join()
             self._close()
             _outlived.discard(self)
@@ -235,10 +240,10 @@ class Supervisor:
         self._stopping.set()
         for run in self._slots.attempts():
             run.notify_child()
+        runtime.buffer.close()
         self._claimer.stop(seconds=LAST_CLAIM)
         for claimed in runtime.buffer.drain():
             runtime.ledger.done(claimed, Released())
-        runtime.buffer.close()
         wait_until(have_ended, grace)
         for run in self._slots.attempts():
             logger.warning(

@@ -1,4 +1,4 @@
-"""The buffer knows how long the oldest of its jobs has waited."""
+"""The buffer knows how long the oldest of its jobs has waited, and gives out none at the end."""
 
 import time
 
@@ -43,3 +43,15 @@ def test_it_forgets_when_what_was_taken_had_been_laid_out() -> None:
         buffer.put([claimed(number)])
         buffer.take()
     assert len(buffer._fills) == 1
+
+
+def test_a_closed_buffer_gives_out_no_job() -> None:
+    """A job that has not started when its worker stops is released."""
+    buffer = JobBuffer()
+    buffer.put([claimed(1)])
+
+    buffer.close()
+
+    assert buffer.take() is None
+    assert buffer.take_now() is None
+    assert buffer.drain() == [claimed(1)]

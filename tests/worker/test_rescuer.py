@@ -70,8 +70,8 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
         runtime.identity,
         runtime.outage,
         attempts_ended=int,
-        on_dead=upkeep.reap,
-        on_death=slots.give_up,
+        on_others_dead=upkeep.reap,
+        on_declared_dead=slots.give_up,
     )
     for thread in (upkeep, heartbeat):
         thread.start()

@@ -17,6 +17,7 @@ from worker_rig import PATIENCE, promised, wait_until
 
 from pgqueue import Job, JobStatus, PgQueue
 from pgqueue.worker import Worker
+from pgqueue.worker.upkeep import Upkeep
 
 
 def threads_of_workers(*, besides: Iterable[Thread]) -> list[Thread]:
@@ -53,6 +54,23 @@ def test_no_thread_is_left_once_a_handler_that_outlived_its_grace_has_ended(engi
         assert threads_of_workers(besides=before) == []
         session.refresh(job)
         assert job.status is JobStatus.SUCCEEDED
+
+
+def test_a_worker_whose_thread_cannot_begin_leaves_nothing_behind(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_upkeep: Upkeep) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(Upkeep, "start", fail)
+    before = threading.enumerate()
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        Worker(PgQueue(engine)).run()
+
+    for thread in threads_of_workers(besides=before):
+        thread.join(PATIENCE)
+    assert threads_of_workers(besides=before) == []
 
 
 def test_an_encoding_of_the_engine_without_a_character_keeps_no_job_from_its_handler(

@@ -20,6 +20,8 @@ START = ("-infinity", 0)
 class ClaimCursors:
     """The pairs of one worker in the order of claims, and where the next claim of each begins.
 
+    Used by one thread.
+
     Times and ids are compared as the database wrote them: in one time zone, timestamps sort as
     their text does.
     """

@@ -33,6 +33,8 @@ class CountQueues(Duty):
 
     def step(self, connection: Connection) -> float:
         began = time.monotonic()
+        if began < self._rests_until:
+            return NEVER  # it was asked for while the last count ran
         with connection.begin():
             QueueMinutes(connection).count()
         ended = time.monotonic()
