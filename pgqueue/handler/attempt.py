@@ -34,6 +34,31 @@ class Child(Protocol):
     def kill(self, end: AttemptEnd) -> None: ...
 
 
+def context_of(
+    claimed: Claimed,
+    *,
+    session: Any = None,
+    cancelled: Callable[[], bool],
+    stopping: Callable[[], bool],
+    reporting: Callable[[Progress], None],
+    finishing: Finishing | None = None,
+) -> JobContext:
+    """The context of a claimed job, in the worker or in a child process."""
+    return JobContext(
+        job_id=claimed.job_id,
+        attempt=claimed.attempt,
+        max_attempts=claimed.max_attempts,
+        queue=claimed.queue,
+        task=claimed.task,
+        session=session,
+        cancelled=cancelled,
+        meta=read_meta(claimed.meta),
+        stopping=stopping,
+        reporting=reporting,
+        finishing=finishing,
+    )
+
+
 class RunningAttempt:
     """One attempt while its handler runs."""
 
@@ -220,16 +245,10 @@ class RunningAttempt:
         return self.is_committed or (self.finishing is not None and self.finishing.is_done)
 
     def context(self, session: Any = None) -> JobContext:
-        claimed = self.claimed
-        return JobContext(
-            job_id=claimed.job_id,
-            attempt=claimed.attempt,
-            max_attempts=claimed.max_attempts,
-            queue=claimed.queue,
-            task=claimed.task,
+        return context_of(
+            self.claimed,
             session=session,
             cancelled=self.is_cancelled,
-            meta=read_meta(claimed.meta),
             stopping=self.is_stopping,
             reporting=self.report,
             finishing=self.finishing,

@@ -16,11 +16,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from pgqueue.context import Around, JobContext, Progress
+from pgqueue.context import Around, Progress
+from pgqueue.handler.attempt import context_of
 from pgqueue.handler.call import call
 from pgqueue.handler.outcome import after_error
 from pgqueue.handler.outcome import logger as attempts_logger
-from pgqueue.meta import read_meta
 from pgqueue.repository.claim import Claimed
 from pgqueue.tasks import Task
 from pgqueue.worker.processes.channel import NOTICE, STOP, BadMessage, Channel, ChildAnswer
@@ -47,14 +47,9 @@ def run_jobs(tasks: Tasks, around: Around, jobs: socket.socket, notices: socket.
             return
         task, reports = tasks[claimed.task], _Reports(channel, sending)
         notes.read()  # those for earlier jobs, which their handlers have not read
-        context = JobContext(
-            job_id=claimed.job_id,
-            attempt=claimed.attempt,
-            max_attempts=claimed.max_attempts,
-            queue=claimed.queue,
-            task=claimed.task,
+        context = context_of(
+            claimed,
             cancelled=partial(notes.is_cancelled, claimed.message_id),
-            meta=read_meta(claimed.meta),
             stopping=notes.is_stopping,
             reporting=reports.report,
         )
