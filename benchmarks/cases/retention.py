@@ -13,9 +13,7 @@ from benchmarks.cases.unkind import FINISHED, snapshot
 from benchmarks.systems import PGQUEUE
 from pgqueue import Job, Keep
 from pgqueue.database.opening import own_connection
-from pgqueue.database.settings import JANITOR
 from pgqueue.rules.retention import Retention
-from pgqueue.worker.duties.prune import PruneRound, RoundState
 
 OLD = "UPDATE pgqueue.jobs SET created_at = created_at - interval '1 year', "
 OLD += "finished_at = finished_at - interval '1 year'"
@@ -58,6 +56,10 @@ def _fill(arena: Arena, rows: int) -> None:
 
 
 def _pruned(arena: Arena, rows: int) -> float:
+    # Here, because ``--against`` imports all cases into trees that have other names.
+    from pgqueue.database.settings import JANITOR
+    from pgqueue.worker.duties.prune import PruneRound, RoundState
+
     prune_round = PruneRound(RULES)
     engine = create_engine(arena.url.replace("postgresql://", "postgresql+psycopg://"))
     with own_connection(engine, JANITOR, isolation_level="READ COMMITTED") as connection:
