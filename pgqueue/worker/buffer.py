@@ -21,7 +21,7 @@ class JobBuffer:
 
     def __init__(self) -> None:
         self.heap: list[Claimed] = []
-        self.room = Event()
+        self.look = Event()
         """Set when the claimer should look: the heap is low, or all jobs are settled."""
         self.low_water = 0
         """The number of jobs in the heap at which the claimer should look; the claimer sets it."""
@@ -60,7 +60,7 @@ class JobBuffer:
                     return None
                 if not self.heap:
                     self._waiting += 1
-                    self.room.set()
+                    self.look.set()
                     self._arrived.wait()
                     self._waiting -= 1
         return claimed
@@ -73,8 +73,8 @@ class JobBuffer:
             claimed = heapq.heappop(self.heap)
         except IndexError:
             return None
-        if len(self.heap) <= self.low_water and not self.room.is_set():
-            self.room.set()
+        if len(self.heap) <= self.low_water and not self.look.is_set():
+            self.look.set()
         return claimed
 
     def longest_wait(self) -> float:
@@ -100,7 +100,7 @@ class JobBuffer:
         with self._arrived:
             self._is_closed = True
             self._arrived.notify_all()
-        self.room.set()
+        self.look.set()
 
     def _forget_taken(self) -> None:
         taken = self._put - len(self.heap)

@@ -91,7 +91,7 @@ class Claimer(Loop):
         self._is_rewind_wanted = False
         """Whether jobs may be due behind the cursors; set by any thread."""
         self._tasks = runtime.task_names
-        """The tasks whose messages the last claim was to take."""
+        """The names of the open tasks at the last claim."""
         self._isolation = CrashIsolation(runtime.ledger.in_flight, self._cursors)
         self._prefetch = Prefetch(slots=config.concurrency, most=config.ahead)
         self._generation = 0
@@ -110,7 +110,7 @@ class Claimer(Loop):
         if behind:
             self._is_rewind_wanted = True
         self._listener.poke()
-        self._runtime.buffer.room.set()
+        self._runtime.buffer.look.set()
 
     def wait_for_step(self) -> bool:
         """Whether there is another step; the waiting is done within the steps."""
@@ -144,15 +144,15 @@ class Claimer(Loop):
         if self._sleep.is_poll_due and (upcoming := self._poll(attempts)) is not None:
             self._sleep_until_due(upcoming)
             return 0.0
-        buffer.room.clear()
+        buffer.look.clear()
         room, is_ahead = prefetch.room(free=buffer.free_slots, buffered=len(buffer.heap))
         if not room:
             self._wait_for_room()
             return 0.0
 
         self._learn_ages(attempts)
-        # Both are read before the claim: it skips suspects while one runs, which may end meanwhile,
-        # and does not see jobs that are admitted after it.
+        # Both are read before the claim.  The claim skips suspects while one runs, and that one may
+        # end meanwhile; and it does not see jobs that are admitted after it.
         was_idle, admitted = not runtime.ledger.in_flight, self._admitter.admitted
         is_sweep = self._is_sweep_due(connection)
         claim = self._claim(attempts, room, ahead=is_ahead, sweep=is_sweep)
@@ -248,8 +248,9 @@ class Claimer(Loop):
     def _wait_for_room(self) -> None:
         """Wait until a slot may need a job; release the jobs that have waited here too long."""
         buffer, prefetch = self._runtime.buffer, self._prefetch
-        self._wait_for_notification(0)  # takes those that have come: one may wake the admitter
-        buffer.room.wait(max(LONGEST_BUFFERED - buffer.longest_wait(), 0.001))
+        # Takes the notifications that have come: one of them may wake the admitter.
+        self._wait_for_notification(0)
+        buffer.look.wait(max(LONGEST_BUFFERED - buffer.longest_wait(), 0.001))
         waited = buffer.longest_wait()
         prefetch.oldest_waits(waited)
         buffer.low_water = prefetch.low_water
@@ -268,15 +269,15 @@ class Claimer(Loop):
             if was_idle and self._leaves_nothing(attempts, admitted):
                 self.finished.set()
             else:
-                runtime.buffer.room.wait(UNTIL_SETTLED)
+                runtime.buffer.look.wait(UNTIL_SETTLED)
             return
         brief = self._sleep.found_nothing()
         if self._sleep.has_many_false_alarms:
             self.stopping.wait(PAUSE)
         if brief is not None:
             self._wait_for_notification(brief)
-        # To arm is to take the sleepers' lock: enqueuers notify only while somebody holds it.  At
-        # each sleep, because the connection that held it may have been replaced.
+        # To arm is to take the sleepers' lock: enqueuers notify only while it is held.  Taken
+        # at each sleep, because the connection that held it may have been replaced.
         elif self._listener.arm() or self._sleep.is_busy:
             # Claim once more: transactions committed before the lock did not notify.
             self._sleep.armed(time.monotonic())

@@ -22,7 +22,7 @@ class Duty(ABC):
             repeat_after: Seconds until a step that has failed is repeated.
         """
         self.due_at = time.monotonic() + first_in
-        """When the next step is due; set by the list."""
+        """When the next step is due.  Other threads change it by :meth:`DutyList.wake_for`."""
         self.repeat_after = repeat_after
 
     @abstractmethod
@@ -78,7 +78,7 @@ class DutyList(Loop):
             try:
                 seconds = duty.step(connection)
             finally:
-                self.wake_for(duty, seconds)  # unless another thread wants it sooner
+                self.wake_for(duty, seconds)  # a wake during the step that is sooner wins
         return self._seconds_to_next()
 
     def seconds_after_failure(self) -> float:

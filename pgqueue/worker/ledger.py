@@ -30,10 +30,18 @@ STALE = "stale"
 
 
 class Ledger:
-    """Shared by the claimer, the slots, the settler and upkeep.
+    """Shared by the threads of a worker, of which each calls its own methods::
 
-    The outcomes are shared without a lock: ``append`` and ``popleft`` are atomic under the
-    GIL.
+        claimer     claimed, forget, release_unknown
+        slots       knows, ran, done, stale; note_times and settled of an attempt that is committed
+                    with what its handler wrote
+        settler     done_batch, succeeded, settled
+        heartbeat   ended, forget_all
+        upkeep      rescued
+        supervisor  ran, done: of attempts whose threads do not return, or that never began
+
+    The outcomes and the jobs in flight are shared without a lock: operations of a deque and a dict
+    are atomic under the GIL.  A Counter's are not, so counts have a lock.
     """
 
     def __init__(
@@ -62,15 +70,16 @@ class Ledger:
         """
         self.counts: Counter[str] = Counter()
         self.on_settled: Callable[[Iterable[Claimed]], object] | None = None
-        """Called with the jobs of attempts that are forgotten, if limits are in use."""
+        """Called with the jobs of forgotten attempts, if limits are in use.  Set before the
+        first claim: the admitter, which is called, is made after the ledger."""
         self._counting = Lock()
         self._times: dict[int, tuple[float, float]] = {}
-        """When the handlers of unsettled attempts ran, by message; only for their events."""
+        """When the handlers of unsettled attempts ran, by message; empty if there are no events."""
         self._done: deque[Settlement] = deque()
         self._has_done = Event()
 
     def ended(self) -> int:
-        """Ended attempts, without those given back or too late."""
+        """The number of attempts that have ended, without those that were released or too late."""
         counts = dict(self.counts)  # at once: other threads count meanwhile
         return sum(counts.values()) - counts.get(STALE, 0) - counts.get(AttemptOutcome.RELEASED, 0)
 
@@ -107,7 +116,7 @@ class Ledger:
             self._has_done.set()
 
     def release_unknown(self, claimed: Claimed) -> None:
-        """Release a lease that was not in flight; it is in flight until it is settled."""
+        """Release a lease of this worker that is in the database and not in flight."""
         self.in_flight[claimed.message_id] = claimed
         self.done(claimed, Released())
 

@@ -69,7 +69,7 @@ class WorkerRuntime:
             statistics=self.statistics,
             events=self.events,
             work_may_be_there=self.work_may_be_there,
-            all_settled=self.buffer.room,
+            all_settled=self.buffer.look,
         )
 
         around = queue.around_jobs()

@@ -1,4 +1,4 @@
-"""Timers: what a worker does when it is due, for jobs of schedules and of batches.
+"""Timers: fire the ticks of schedules and end batches when they are due.
 
 It has a thread and a connection of its own, so that ten thousand ticks at midnight hold up no
 rescue.  Upkeep reads when something is due.  Until then the thread sleeps, and has no connection.
@@ -35,7 +35,7 @@ class Timers(DutyList):
         )
 
     def noticed(self, notices: Notices) -> None:
-        """Take over when the next tick is due, and whether a batch may have ended."""
+        """Learn from upkeep when the next tick is due, and whether a batch may have ended."""
         if notices.seconds_to_tick is not None:
             self.wake_for(self._fire_ticks, max(notices.seconds_to_tick, 0.0))
         if notices.has_batches:

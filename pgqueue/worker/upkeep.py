@@ -32,7 +32,11 @@ FORGET_EVERY = 3600.0
 
 
 class ReadNotices(Duty):
-    """Reads what is paused and cancelled, tells the timers what is due, and rescues."""
+    """Reads the notices of operators and of other workers, and does what they ask for.
+
+    Declares workers dead that the heartbeat has found dead, stops handlers of cancelled jobs, tells
+    the timers what is due, and rescues the jobs of dead workers.
+    """
 
     def __init__(
         self, runtime: WorkerRuntime, slots: Slots, admitter: Admitter, timers: Timers | None
@@ -54,7 +58,7 @@ class ReadNotices(Duty):
         running = self._slots.job_ids()
         if self._may_be_skipped(running):
             return READ_EVERY
-        # Forgotten even if a table is locked: the heartbeat then finds these workers dead again.
+        # The list is forgotten even if a table is locked: the heartbeat finds these workers again.
         dead, self.dead = self.dead, ()
         if dead:
             declare_dead(connection, dead)
@@ -80,7 +84,8 @@ class ReadNotices(Duty):
 
 
 class Upkeep(DutyList):
-    """Looks, forgets dead workers, writes the statistics, and asks whether this worker counts."""
+    """Reads notices and rescues jobs; forgets workers that died long ago; writes the statistics;
+    starts a count of the queues if this worker is the one that counts."""
 
     def __init__(
         self,
