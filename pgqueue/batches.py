@@ -1,7 +1,7 @@
-"""Batches: jobs that are one thing, whose end enqueues one more job."""
+"""Batches: jobs that are one thing, whose end starts one more job."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -15,10 +15,17 @@ from pgqueue.database.callers import joined, sync_session, translated_errors
 from pgqueue.database.collecting import collected
 from pgqueue.errors import ArgumentsError, OptionError, PgQueueError
 from pgqueue.meta import checked_meta, meta_text
+from pgqueue.models import JobStatus
 from pgqueue.repository.batches import Batches, Callback
 from pgqueue.tasks import Task
 
 LONGEST_NAME = 200
+OUTCOMES = {
+    "on_success": JobStatus.SUCCEEDED,
+    "on_failure": JobStatus.FAILED,
+    "on_cancelled": JobStatus.CANCELLED,
+}
+"""The outcome of a batch with which each of its callbacks runs."""
 
 
 class OpenBatch(ABC):
@@ -76,7 +83,7 @@ class OpenBatch(ABC):
         """Create the batch, or keep it open; returns its id."""
 
     @abstractmethod
-    def _end(self, rows: Batches) -> None:
+    def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
         """Write what is left, after the jobs."""
 
     @contextmanager
@@ -86,7 +93,7 @@ class OpenBatch(ABC):
         with translated_errors():
             self._id = self._begin(Batches(connection))
         transaction = session.get_transaction()
-        with collected(session) as job_ids:
+        with collected(session, self.id) as job_ids:
             yield
             if session.get_transaction() is not transaction:
                 raise PgQueueError(
@@ -98,7 +105,7 @@ class OpenBatch(ABC):
         with translated_errors():
             rows = Batches(joined(session, self._where))
             rows.add_jobs(self.id, job_ids)
-            self._end(rows)
+            self._end(rows, job_ids)
 
 
 class NewBatch(OpenBatch):
@@ -143,9 +150,14 @@ class NewBatch(OpenBatch):
                 ) from error
         return batch_id
 
-    def _end(self, rows: Batches) -> None:
-        if self._callbacks:
-            rows.set_callbacks(self.id, self._callbacks)
+    def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
+        if job_ids:
+            rows.watch_newest(self.id, job_ids)
+        for parameter, callback in self._callbacks.items():
+            when = [OUTCOMES[parameter]]
+            if parameter == "on_failure" and "on_cancelled" not in self._callbacks:
+                when.append(OUTCOMES["on_cancelled"])
+            rows.add_callback(self.id, callback, when=when)
 
 
 class ExtendedBatch(OpenBatch):
@@ -159,5 +171,5 @@ class ExtendedBatch(OpenBatch):
         rows.keep_open(self._batch_id)
         return self._batch_id
 
-    def _end(self, rows: Batches) -> None:
-        """Nothing is left: the callbacks are those of the batch."""
+    def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
+        """Nothing is left: the batch watches an older job, and the callbacks are its own."""

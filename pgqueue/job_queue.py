@@ -607,10 +607,11 @@ class PgQueue(Operations):
         """Return a ``with`` block whose jobs are one batch; ``async with`` for an AsyncSession.
 
         All jobs that the block enqueues through ``session`` belong to the batch.  When the last of
-        them has ended, one job is enqueued: of the task ``on_failure`` if a job has failed, else of
+        them has ended, one job starts: of the task ``on_failure`` if a job has failed, else of
         ``on_cancelled`` if one was cancelled (of ``on_failure`` if that is not given), else of
-        ``on_success``.  Its one argument is the id of the batch, an int.  :meth:`get_batch` returns
-        ``name`` and ``meta`` (a dict of JSON data).
+        ``on_success``.  Its one argument is the id of the batch, an int.  The block enqueues a job
+        for each of these tasks, which is blocked until then.  :meth:`get_batch` returns ``name``
+        and ``meta`` (a dict of JSON data).
 
         Joins the caller's transaction and commits nothing.  Raises OptionError, ArgumentsError or
         PayloadError for a task that cannot be called so.

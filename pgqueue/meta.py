@@ -16,6 +16,9 @@ LONGEST_TAG = 100
 RESERVED = "pgqueue."
 """Keys of meta that begin so are written by pgqueue only."""
 
+OF_BATCH = f"{RESERVED}batch"
+"""The key of a job's batch: a claim returns the meta, so a worker knows which ends count."""
+
 
 def checked_meta(where: str, meta: Any) -> dict[str, Any]:
     """Return a copy of meta as plain JSON data; raises OptionError."""
@@ -44,6 +47,19 @@ def meta_text(where: str, meta: Mapping[str, Any]) -> str | None:
             "pass large values as arguments, or keep them in a table of yours"
         )
     return text
+
+
+def meta_in_batch(text: str | None, batch_id: int) -> str:
+    """Return the stored meta of a job that is enqueued in the block of a batch."""
+    return write({**json.loads(text or "{}"), OF_BATCH: batch_id})
+
+
+def is_in_batch(text: str | None) -> bool:
+    """Whether a job may be in a batch, by its stored meta.
+
+    A batch to which an enqueue has added a job that held its unique key is not noted there.
+    """
+    return text is not None and OF_BATCH in text
 
 
 def read_meta(text: str | None) -> dict[str, Any]:

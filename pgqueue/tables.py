@@ -7,6 +7,7 @@ Write to them through the queue.  :class:`Job`, :class:`JobStatus`, :class:`Mess
 from pgqueue.models import (
     Batch,
     BatchJob,
+    Blocked,
     DeadLetter,
     Deploy,
     ErrorGroup,
@@ -47,6 +48,7 @@ __all__ = [
     "LimitSettings",
     "Batch",
     "BatchJob",
+    "Blocked",
     "TaskMinute",
     "ErrorGroup",
     "QueueMinute",

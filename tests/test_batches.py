@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
@@ -29,9 +30,9 @@ from pgqueue import (
     Worker,
 )
 from pgqueue.repository.batches import Batches
-from pgqueue.tables import Batch, BatchJob
+from pgqueue.tables import Batch, BatchJob, Blocked
 from pgqueue.testing import run_jobs
-from pgqueue.worker.duties.batches import BatchEnds
+from pgqueue.worker.duties.batches import CountBatches
 from pgqueue.worker.duties.prune import PruneRound, RoundState
 
 AT_ONCE = timedelta(0)
@@ -113,8 +114,52 @@ def test_the_progress_is_that_of_its_own_jobs(shop: Shop, session: Session) -> N
     assert (state.total, state.ended, state.failed, state.cancelled) == (4, 3, 1, 1)
     assert (other.name, other.outcome, other.total) == ("other", "succeeded", 1)
     assert shop.queue.batches(session, 1) == [other]
-    waits_for = session.scalars(select(Batch.waits_for).where(Batch.id == batch.id)).one()
-    assert waits_for == later.id
+    assert watched(session, batch.id) == later.id
+
+
+def watched(session: Session, batch_id: int) -> int:
+    """The job that an open batch watches."""
+    return session.scalars(select(Blocked.waits_for).where(Blocked.node_id == -batch_id)).one()
+
+
+def test_a_callback_is_a_blocked_job_until_its_batch_ends(shop: Shop, session: Session) -> None:
+    with shop.queue.batch(session, on_success=shop.done, on_failure=shop.broken) as batch:
+        shop.mail.enqueue(session, 1)
+    session.commit()
+
+    blocked = session.scalars(select(Job).where(Job.status == "blocked").order_by(Job.id)).all()
+
+    assert [job.task for job in blocked] == ["done", "broken"]
+    assert {job.status for job in blocked} == {"blocked"}
+    assert shop.queue.check(session) == []
+    shop.work()
+    session.expire_all()
+    assert session.scalars(select(Job.task).order_by(Job.id)).all() == ["mail", "done"]
+    assert shop.queue.get_batch(session, batch.id).callback_id == blocked[0].id
+
+
+@pytest.mark.parametrize("how", ["cancel", "cancel_where", "delete"])
+def test_a_callback_that_is_cancelled_or_deleted_never_runs(
+    shop: Shop, session: Session, how: str
+) -> None:
+    with shop.queue.batch(session, on_success=shop.done) as batch:
+        shop.mail.enqueue(session, 1)
+    session.commit()
+    callback = session.scalars(select(Job).where(Job.status == "blocked")).one()
+
+    if how == "cancel":
+        shop.queue.cancel(session, callback.id)
+    elif how == "cancel_where":
+        assert shop.queue.cancel_where(session, task="done") == {Change.CANCELLED: 1}
+    else:
+        session.delete(callback)
+    session.commit()
+
+    assert shop.queue.check(session) == []
+    assert shop.work() == {"succeeded": 1}
+    state = shop.queue.get_batch(session, batch.id)
+    assert (state.outcome, state.callback_id) == ("succeeded", None)
+    assert shop.queue.check(session) == []
 
 
 def test_a_batch_fails_if_a_job_of_it_has_failed_and_says_so_at_its_end(
@@ -193,7 +238,7 @@ def count(connection: Connection, batch_id: int) -> None:
     with connection.begin():
         long_ago = text("UPDATE pgqueue.batches SET count_at = '2001-01-01Z' WHERE id = :id")
         connection.execute(long_ago, {"id": batch_id})
-    BatchEnds(notify=False).end(connection)
+    CountBatches(stopping=Event()).step(connection)
 
 
 def test_a_failed_job_that_is_requeued_before_the_end_counts_as_it_ends_then(
@@ -204,14 +249,13 @@ def test_a_failed_job_that_is_requeued_before_the_end_counts_as_it_ends_then(
         later = shop.mail.options(delay=timedelta(hours=1)).enqueue(session, 1)
     session.commit()
     shop.work()
-    waits_for = session.scalars(select(Batch.waits_for)).one()
-    assert waits_for == later.id  # the worker has passed over the failed job
+    assert watched(session, batch.id) == later.id
 
     assert shop.queue.requeue(session, job_id) == Change.REQUEUED
     shop.queue.cancel(session, later.id)
     session.commit()
     with engine.begin() as connection:  # before the requeued job runs
-        assert Batches(connection).end(batch.id, notify=False) is False
+        assert Batches(connection).look(batch.id, notify=False).watches == job_id
     shop.queue.cancel(session, job_id)
     session.commit()
     shop.work()

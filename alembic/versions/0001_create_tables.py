@@ -31,8 +31,8 @@ EMPTIED_OFTEN = "autovacuum_vacuum_scale_factor = 0.05"
 TABLES = (
     *("jobs", "message_queue", "leases", "job_attempts", "dead_letters", "workers", "queues"),
     *("unreadable_jobs", "schedules", "waiting_messages", "limit_places", "limits"),
-    *("limit_buckets", "batches", "batch_jobs", "paused_tasks", "task_minutes", "error_groups"),
-    *("deploys", "operator_actions", "queue_minutes", "schema_version"),
+    *("limit_buckets", "batches", "batch_jobs", "blocked", "paused_tasks", "task_minutes"),
+    *("error_groups", "deploys", "operator_actions", "queue_minutes", "schema_version"),
 )
 VIEWS = ("job_overview", "invariant_violations_in_flight", "invariant_violations")
 
@@ -404,10 +404,7 @@ def create_batches() -> None:
         id_column(),
         text("name", null=True),
         column("meta", JSONB, null=True),
-        column("on_success", JSONB, null=True),
-        column("on_failure", JSONB, null=True),
         time_of_insert("created_at"),
-        number("waits_for", sa.BigInteger, null=True),
         text("outcome", null=True),
         number("total", sa.BigInteger, null=True),
         number("failed", sa.BigInteger, null=True),
@@ -415,7 +412,6 @@ def create_batches() -> None:
         number("callback_id", sa.BigInteger, null=True),
         time("ended_at"),
         text("application", default=sa.text("''")),
-        column("on_cancelled", JSONB, null=True),
         column("counted", JSONB, null=True),
         time("count_at"),
         key("batches", "id"),
@@ -431,6 +427,15 @@ def create_batches() -> None:
         key("batch_jobs", "batch_id", "job_id"),
     )
     create_index("batch_jobs_job_id", "batch_jobs", ["job_id"])
+    create_table(
+        "blocked",
+        number("node_id", sa.BigInteger),
+        number("waits_for", sa.BigInteger),
+        column("runs_when", ARRAY(sa.Text), null=True),
+        key("blocked", "node_id"),
+        storage=EMPTIED_OFTEN,
+    )
+    create_index("blocked_waits_for", "blocked", ["waits_for"])
 
 
 def create_statistics() -> None:
@@ -704,7 +709,9 @@ INVARIANT_VIOLATIONS = f"""
          UNION ALL
          SELECT target_id FROM "{SCHEMA}".leases
          UNION ALL
-         SELECT target_id FROM "{SCHEMA}".waiting_messages)
+         SELECT target_id FROM "{SCHEMA}".waiting_messages
+         UNION ALL
+         SELECT node_id FROM "{SCHEMA}".blocked)
     ) AS lost
 
     UNION ALL
@@ -751,6 +758,7 @@ INVARIANT_VIOLATIONS = f"""
     WHERE jobs.outcome IS NULL
       AND jobs.limit_keys IS NOT NULL
       AND NOT EXISTS ({WAITS})
+      AND NOT EXISTS (SELECT FROM "{SCHEMA}".blocked WHERE blocked.node_id = jobs.id)
       AND NOT EXISTS (
           SELECT FROM "{SCHEMA}".limit_places AS places
           WHERE places.limit_key = missing.limit_key AND places.job_id = jobs.id

@@ -38,7 +38,7 @@ TWICE = """
 """
 WITHOUT = """
     SELECT count(*) FROM pgqueue.batches
-    WHERE on_success IS NOT NULL AND NOT EXISTS (
+    WHERE EXISTS (SELECT FROM pgqueue.batch_jobs WHERE batch_id = batches.id) AND NOT EXISTS (
         SELECT FROM pgqueue.jobs WHERE id = callback_id AND outcome = 'succeeded'
     )
 """
@@ -80,8 +80,8 @@ def _without_lock(statement: Any) -> Any:
 @mutation
 def ends_without_lock(patch: Patch) -> None:
     """The batch that may have ended is read and not locked."""
-    unlocked = _without_lock(batches.lock_candidate())
-    patch.set(batches, "lock_candidate", lambda: unlocked)
+    unlocked = _without_lock(batches.lock_batch())
+    patch.set(batches, "lock_batch", lambda: unlocked)
 
 
 @mutation

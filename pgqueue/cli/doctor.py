@@ -146,10 +146,20 @@ REMEDIES: dict[str, tuple[str, ...]] = {
         "DELETE FROM {schema}.batch_jobs USING {schema}.batches "
         "WHERE id = batch_id AND job_id = {id} AND ended_at IS NOT NULL",
     ),
-    # A worker ends it again.
-    "an ended batch has enqueued its callback": (
-        "UPDATE {schema}.batches SET ended_at = NULL, outcome = NULL, total = NULL "
-        "FROM {schema}.batch_jobs WHERE id = batch_id AND job_id = {id} AND callback_id IS NULL",
+    # A worker looks at it then.
+    "a batch is blocked until it ends": (
+        "DELETE FROM {schema}.blocked USING {schema}.batch_jobs "
+        "WHERE node_id = -batch_id AND job_id = {id}",
+        "INSERT INTO {schema}.blocked (node_id, waits_for) SELECT -batch_id, job_id "
+        "FROM {schema}.batch_jobs JOIN {schema}.batches ON id = batch_id "
+        "WHERE job_id = {id} AND ended_at IS NULL",
+    ),
+    "a blocked job has neither message nor lease": (
+        "DELETE FROM {schema}.blocked WHERE node_id = {id}",
+    ),
+    # Every worker looks for them twice a second.
+    "a blocked node watches something unfinished, or is looked at within a minute": (
+        "pgqueue worker",
     ),
     "an ended job holds no unique key": (
         "UPDATE {schema}.jobs SET held_unique_key = NULL WHERE id = {id}",

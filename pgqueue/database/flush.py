@@ -12,8 +12,9 @@ from sqlalchemy.orm.util import identity_key
 
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import may_notify
-from pgqueue.database.collecting import note_for_batch
+from pgqueue.database.collecting import batch_of, note_for_batch
 from pgqueue.database.two_phase import commit_in_two_phases
+from pgqueue.meta import OF_BATCH
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository.enqueue import Enqueues, Placed
 from pgqueue.repository.jobs import Jobs, raising_duplicate
@@ -145,6 +146,8 @@ def _prepare_insert(_mapper: Any, connection: Connection, job: Job) -> None:
         refuse_autocommit(connection, f"task {job.task}: session.add(task.job(...))")
         commit_in_two_phases(connection)
         job.held_unique_key = None  # set together with the message, also for a copy
+        if (batch_id := batch_of(object_session(job))) is not None:
+            job.meta = {**(job.meta or {}), OF_BATCH: batch_id}
 
 
 @event.listens_for(Job, "after_insert", propagate=True)

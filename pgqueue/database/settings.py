@@ -53,6 +53,12 @@ UPKEEP = {
 
 TIMERS = {**dict.fromkeys(PLANNER, "off"), **UPKEEP}
 
+LOOKING = {
+    **TIMERS,
+    # What a crash of the server undoes, the next sweep does again.
+    "synchronous_commit": "off",
+}
+
 JANITOR = {
     **UPKEEP,
     # What a crash of the server undoes is repeated.

@@ -1,4 +1,4 @@
-"""Batches: sets of jobs whose end enqueues one more job."""
+"""Batches: sets of jobs whose end starts one more job."""
 
 from datetime import datetime
 from typing import Any
@@ -11,11 +11,11 @@ from pgqueue.models.base import Base, times_in_range
 
 
 class Batch(Base):
-    """A set of jobs, and the jobs to enqueue when the last of them has ended.
+    """A set of jobs, which ends with the last of them.
 
-    The worker that ends a batch locks its row, sees that no job is unfinished, inserts the callback
-    and writes ``ended_at``, in one transaction.  A transaction that adds jobs locks the row too, in
-    a mode that only the end of the batch waits for.
+    An open batch and each of its callbacks have a row in ``blocked``.  The worker that ends the
+    batch sees that no job is unfinished, writes ``ended_at`` and releases the callback, in one
+    transaction.
     """
 
     __tablename__ = "batches"
@@ -25,15 +25,7 @@ class Batch(Base):
     meta: Mapped[dict[str, Any] | None]
     """What the application has noted, for the callback and for its queries."""
 
-    on_success: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
-    on_failure: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
-    on_cancelled: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
-    """The values of the callback: any worker can enqueue it, also one without its task."""
-
     created_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
-
-    waits_for: Mapped[int | None] = mapped_column(BigInteger)
-    """A job that was unfinished when a worker last looked: while it is, the batch has not ended."""
 
     outcome: Mapped[str | None]
     """NULL until the batch ends, then failed if a job of it has failed, else cancelled if one was
@@ -43,7 +35,7 @@ class Batch(Base):
     failed: Mapped[int | None] = mapped_column(BigInteger)
     cancelled: Mapped[int | None] = mapped_column(BigInteger)
     callback_id: Mapped[int | None] = mapped_column(BigInteger)
-    """The job that the end has enqueued; it may have been deleted since."""
+    """The job that the end has released; it may have been deleted since."""
     ended_at: Mapped[datetime | None]
     counted: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     """The progress of an open batch when a worker last counted it."""

@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Select, Table, exists, select, text
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    CompoundSelect,
+    Table,
+    exists,
+    select,
+    text,
+    union_all,
+)
 
 from pgqueue.models.base import table_of
+from pgqueue.models.blocked import Blocked
 from pgqueue.models.dead_letter import DeadLetter
 from pgqueue.models.lease import Lease
 from pgqueue.models.message_queue import MessageQueue
@@ -26,7 +36,7 @@ class JobStatus(StrEnum):
     RUNNING = "running"
     """The job has a lease: a worker runs it, or has prefetched it and starts it next."""
     BLOCKED = "blocked"
-    """The job waits to be admitted: for room in its limits, after ``run_at``."""
+    """The job waits for room in its limits, after ``run_at``, or as a callback for its batch."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -53,10 +63,15 @@ class State:
     the order of claims."""
     conditions: tuple[ColumnElement[bool], ...] = ()
     """Of the rows, if only some are meant."""
+    elsewhere: Column[int] | None = None
+    """The ids of the jobs of this status that have no row in the table."""
 
     @property
-    def ids(self) -> Select[Any]:
-        return select(self.job_id).where(*self.conditions)
+    def ids(self) -> CompoundSelect[Any]:
+        selects = [select(self.job_id).where(*self.conditions)]
+        if self.elsewhere is not None:
+            selects.append(select(self.elsewhere))
+        return union_all(*selects)
 
 
 _messages, _waiting, _leases, _letters = map(
@@ -66,7 +81,7 @@ _is_leased = exists().where(_leases.c.target_id == _messages.c.target_id).correl
 
 STATES: Mapping[JobStatus, State] = {
     JobStatus.PENDING: State(_messages, _messages.c.target_id, (~_is_leased,)),
-    JobStatus.BLOCKED: State(_waiting, _waiting.c.target_id),
+    JobStatus.BLOCKED: State(_waiting, _waiting.c.target_id, elsewhere=table_of(Blocked).c.node_id),
     JobStatus.RUNNING: State(_leases, _leases.c.target_id),
     JobStatus.FAILED: State(_letters, _letters.c.job_id, (_letters.c.outcome == text("'failed'"),)),
     JobStatus.CANCELLED: State(

@@ -1,8 +1,9 @@
-"""Batches: create them, add jobs to them, and find out when the last job has ended.
+"""Batches: create them, add jobs to them, and end them when the last job has ended.
 
-A settle knows nothing of batches.  Each open batch names one job for which it waits, and only when
-that job has ended does a worker look for the next unfinished one.  So a batch of a million jobs
-costs one probe by key at each look.
+A settle knows nothing of batches.  An open batch watches one unfinished job, as
+:mod:`pgqueue.repository.blocked` explains, and a worker looks at the batch when this job has ended:
+:meth:`Batches.look`.  The batch watches its newest unfinished job, because jobs mostly end in the
+order of their ids: so a batch of a million jobs is looked at once or twice.
 """
 
 import json
@@ -18,7 +19,13 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from pgqueue.errors import BatchEnded, BatchNotFound
 from pgqueue.models import JobStatus
-from pgqueue.repository.enqueue import Enqueues, NewJob
+from pgqueue.repository.blocked import (
+    NOTHING,
+    BlockedNodes,
+    is_over,
+    is_unfinished,
+)
+from pgqueue.repository.enqueue import NewJob
 from pgqueue.repository.reading import moment
 from pgqueue.repository.references import Reference, is_free
 from pgqueue.repository.tables import (
@@ -28,8 +35,11 @@ from pgqueue.repository.tables import (
     FAILED,
     Executor,
     among,
+    array_of,
+    array_parameter,
     batch_jobs,
     batches,
+    blocked,
     clock,
     count_rows,
     jobs,
@@ -42,6 +52,9 @@ from pgqueue.repository.tables import (
 from pgqueue.rules.retention import Retention
 
 BATCH = sa.bindparam("batch_id", type_=sa.BigInteger)
+NODE = blocked.c.node_id == -sa.cast(BATCH, sa.BigInteger)
+"""The row of a batch in ``blocked``, which it has until it ends."""
+IDS = sa.any_(array_parameter("job_ids", sa.BigInteger))
 AFTER = sa.bindparam("after", type_=sa.BigInteger)
 IS_OPEN = batches.c.ended_at.is_(None)
 NOW = pg.statement_timestamp()
@@ -53,34 +66,36 @@ A_DAY = sa.literal_column("86400::double precision", sa.Float)
 
 @cache
 def add_batch(*, named: bool) -> sa.Executable:
-    """Insert a batch without callbacks; returns its id.
+    """Insert a batch that watches no job yet; returns its id.
 
     ``named``: of an application with a name.  Without one, an older grant of rights is enough.
     """
     row = {"name": sa.bindparam("name", type_=sa.Text), "meta": json_parameter("meta")}
     if named:
         row["application"] = text_parameter("of_application")
-    return sa.insert(batches).values(row).returning(batches.c.id)
+    batch = sa.insert(batches).values(row).returning(batches.c.id).cte("batch")
+    watch = sa.select(-batch.c.id, sa.literal_column(str(NOTHING), sa.BigInteger))
+    node = sa.insert(blocked).from_select(["node_id", "waits_for"], watch)
+    return node.returning(-blocked.c.node_id)
 
 
 @cache
-def set_callbacks(callbacks: tuple[str, ...]) -> sa.Executable:
-    values = {name: json_parameter(name) for name in callbacks}
-    return sa.update(batches).where(batches.c.id == BATCH).values(values)
+def watch_newest() -> sa.Executable:
+    """Let a new batch watch the newest of its jobs, unless a savepoint has undone them."""
+    newest = sa.select(pg.max(jobs.c.id)).where(jobs.c.id == IDS).scalar_subquery()
+    watched = sa.func.coalesce(newest, sa.literal_column(str(NOTHING), sa.BigInteger))
+    return sa.update(blocked).where(NODE).values(waits_for=watched)
 
 
 @cache
 def keep_open() -> sa.Executable:
     """Lock an open batch, so that it cannot end before this transaction does; no row if it has.
 
-    FOR KEY SHARE: any number of transactions may add jobs at once, and only the FOR UPDATE of an
-    end conflicts with it.  After a wait for an end, READ COMMITTED compares ``ended_at`` again.
+    FOR KEY SHARE: any number of transactions may add jobs at once, and only the FOR UPDATE of a
+    look conflicts with it.
     """
-    return (
-        sa.select(batches.c.id)
-        .where(batches.c.id == BATCH, IS_OPEN)
-        .with_for_update(read=True, key_share=True)
-    )
+    node = sa.select(blocked.c.node_id).where(NODE)
+    return node.with_for_update(read=True, key_share=True)
 
 
 @cache
@@ -91,115 +106,105 @@ def is_known() -> sa.Executable:
 @cache
 def add_jobs() -> sa.Executable:
     """Add jobs by their ids.  Those that a savepoint has undone meanwhile are left out."""
-    ids = sa.cast(sa.bindparam("job_ids"), sa.ARRAY(sa.BigInteger))
-    rows = sa.select(sa.cast(BATCH, sa.BigInteger), jobs.c.id).where(jobs.c.id == sa.any_(ids))
+    rows = sa.select(sa.cast(BATCH, sa.BigInteger), jobs.c.id).where(jobs.c.id == IDS)
     return pg_insert(batch_jobs).from_select(["batch_id", "job_id"], rows).on_conflict_do_nothing()
 
 
-def may_have_ended() -> sa.ColumnElement[bool]:
-    """Whether a batch is open, and the job for which it waits has ended or was never chosen."""
-    return sa.and_(IS_OPEN, ~_is_unfinished(batches.c.waits_for))
-
-
 def is_count_due() -> sa.ColumnElement[bool]:
-    """Whether a batch, if it is open, is to be counted again."""
-    return sa.func.coalesce(batches.c.count_at, FIRST_COUNT) <= NOW
+    """Whether a batch is open, and is to be counted again."""
+    return sa.and_(IS_OPEN, sa.func.coalesce(batches.c.count_at, FIRST_COUNT) <= NOW)
 
 
-def is_wanted() -> sa.ColumnElement[bool]:
-    """Whether a batch may have ended, or is to be counted."""
-    return sa.and_(IS_OPEN, sa.or_(is_count_due(), ~_is_unfinished(batches.c.waits_for)))
-
-
-def has_candidates() -> sa.ColumnElement[bool]:
-    """Whether a batch may have ended, or is to be counted; one probe for each open batch.
+def has_due_count() -> sa.ColumnElement[bool]:
+    """Whether a batch is to be counted.
 
     The order makes the planner read the index of the open batches, and not those that have ended.
     """
-    first = sa.select(batches.c.id).where(is_wanted()).order_by(batches.c.id)
+    first = sa.select(batches.c.id).where(is_count_due()).order_by(batches.c.id)
     return first.limit(sa.literal_column("1")).scalar_subquery().is_not(None)
 
 
 @cache
-def candidates() -> sa.Executable:
-    """The first batches after another id that may have ended or are to be counted."""
-    return (
-        sa.select(batches.c.id, may_have_ended(), is_count_due())
-        .where(is_wanted(), batches.c.id > AFTER)
-        .order_by(batches.c.id)
-        .limit(sa.bindparam("limit", type_=sa.BigInteger))
-    )
+def due_counts() -> sa.Executable:
+    """The first batches after another id that are to be counted."""
+    due = sa.select(batches.c.id).where(is_count_due(), batches.c.id > AFTER)
+    return due.order_by(batches.c.id).limit(sa.bindparam("limit", type_=sa.BigInteger))
 
 
 @cache
-def lock_candidate() -> sa.Executable:
-    """Lock a batch that may have ended.
+def lock_batch() -> sa.Executable:
+    """Lock a batch whose watch is over.
 
     No row if a transaction adds jobs to it, or another worker looks at it, or row security hides
     jobs, which would look as if they had ended.
     """
     return (
-        sa.select(batches.c.waits_for, *_callbacks())
-        .where(may_have_ended(), batches.c.id == BATCH, sees_all(jobs, batch_jobs))
+        sa.select(blocked.c.node_id)
+        .where(NODE, is_over(blocked.c.waits_for), sees_all(jobs, batch_jobs, batches))
         .with_for_update(skip_locked=True)
     )
 
 
 @cache
-def candidates_in_full() -> sa.Executable:
-    """The batches that may have ended, with their callbacks, and for how long.  For an operator."""
-    ended_at = (
-        sa.select(jobs.c.finished_at).where(jobs.c.id == batches.c.waits_for).scalar_subquery()
-    )
-    since = sa.func.coalesce(ended_at, batches.c.created_at)
-    return (
-        sa.select(
-            batches.c.id,
-            *_callbacks(),
-            pg.statement_timestamp() - since,
-        )
-        .where(may_have_ended())
-        .order_by(batches.c.id)
-    )
-
-
-@cache
-def next_unfinished() -> sa.Executable:
-    """The first unfinished job of a batch after another job.
+def newest_unfinished() -> sa.Executable:
+    """The unfinished job of a batch that has the highest id.
 
     A separate statement, after the lock: the snapshot of the statement that locks may be older
-    than the last addition.
+    than the last addition.  From the end on each time: jobs are added there, and one that has
+    ended before may have been requeued.
     """
     job_id = batch_jobs.c.job_id
     return (
         sa.select(job_id)
-        .where(batch_jobs.c.batch_id == BATCH, job_id > AFTER, _is_unfinished(job_id))
-        .order_by(job_id)
+        .where(batch_jobs.c.batch_id == BATCH, is_unfinished(job_id))
+        .order_by(job_id.desc())
         .limit(sa.literal_column("1"))
     )
 
 
 @cache
+def overdue() -> sa.Executable:
+    """The open batches whose watches are over, and for how long.  For an operator."""
+    watched = sa.select(jobs.c.finished_at).where(jobs.c.id == blocked.c.waits_for)
+    since = sa.func.coalesce(watched.scalar_subquery(), batches.c.created_at)
+    return (
+        sa.select(batches.c.id, pg.statement_timestamp() - since)
+        .join_from(blocked, batches, batches.c.id == -blocked.c.node_id)
+        .where(is_over(blocked.c.waits_for))
+        .order_by(batches.c.id)
+    )
+
+
+@cache
 def count_jobs() -> sa.Executable:
-    """How many jobs a batch has, how they have ended, and its first unfinished job."""
+    """How many jobs a batch has, how they have ended, and its newest unfinished job."""
     return _counts(BATCH)
 
 
 @cache
-def wait_for() -> sa.Executable:
+def watch_job() -> sa.Executable:
     job_id = sa.bindparam("job_id", type_=sa.BigInteger)
-    return sa.update(batches).where(batches.c.id == BATCH).values(waits_for=job_id)
+    return sa.update(blocked).where(NODE).values(waits_for=job_id)
 
 
 @cache
 def end_batch() -> sa.Executable:
-    names = ("outcome", "total", "failed", "cancelled", "callback_id")
+    names = ("outcome", "total", "failed", "cancelled")
     values = {name: sa.bindparam(name, type_=batches.c[name].type) for name in names}
-    return (
-        sa.update(batches)
-        .where(batches.c.id == BATCH, IS_OPEN)
-        .values(**values, waits_for=sa.null(), ended_at=clock())
-    )
+    node = sa.delete(blocked).where(NODE).cte("node")
+    batch = sa.update(batches).where(batches.c.id == BATCH, IS_OPEN)
+    return batch.values(**values, ended_at=clock()).add_cte(node)
+
+
+@cache
+def outcome_of() -> sa.Executable:
+    return sa.select(batches.c.outcome, batches.c.ended_at.is_(None)).where(batches.c.id == BATCH)
+
+
+@cache
+def set_callback() -> sa.Executable:
+    job_id = sa.bindparam("job_id", type_=sa.BigInteger)
+    return sa.update(batches).where(batches.c.id == BATCH).values(callback_id=job_id)
 
 
 @cache
@@ -210,7 +215,7 @@ def begin_count() -> sa.Executable:
     """
     return (
         sa.update(batches)
-        .where(batches.c.id == BATCH, IS_OPEN, is_count_due())
+        .where(batches.c.id == BATCH, is_count_due())
         .values(count_at=NOW + LONGEST)
         .returning(batches.c.counted)
     )
@@ -316,7 +321,7 @@ def _is_due() -> tuple[sa.ColumnElement[bool], ...]:
     return (
         batches.c.ended_at <= pg.statement_timestamp() - seconds(sa.func.greatest(span, A_DAY)),
         span >= sa.literal_column("0::double precision", sa.Float),
-        ~_is_unfinished(batches.c.callback_id),
+        ~is_unfinished(batches.c.callback_id),
         sees_all(jobs),
         batches.c.application == text_parameter("of_application"),
     )
@@ -333,7 +338,7 @@ def _counts(
             _count_if(is_unfinished).label("unfinished"),
             _count_if(jobs.c.outcome == FAILED).label("failed"),
             _count_if(jobs.c.outcome == CANCELLED).label("cancelled"),
-            pg.min(sa.case((is_unfinished, jobs.c.id))).label("first_unfinished"),
+            pg.max(sa.case((is_unfinished, jobs.c.id))).label("newest_unfinished"),
         )
         .select_from(batch_jobs.outerjoin(jobs, jobs.c.id == batch_jobs.c.job_id))
         .where(batch_jobs.c.batch_id == batch_id, *conditions)
@@ -344,77 +349,15 @@ def _count_if(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
     return count_rows().filter(condition)
 
 
-def _callbacks() -> list[sa.ColumnElement[Any]]:
-    names = ("on_success", "on_failure", "on_cancelled")
-    return [sa.cast(batches.c[name], sa.Text) for name in names]
-
-
-def _is_unfinished(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """One probe by key for each row: the OFFSET keeps the planner from reading all jobs."""
-    unfinished = sa.select(jobs.c.id).where(jobs.c.id == job_id, jobs.c.outcome.is_(None))
-    return unfinished.offset(AS_IT_STANDS).exists()
-
-
 JOBS_IN_A_STATEMENT = 10_000
 
 
-class UnreadableCallback(ValueError):
-    """Another release has written the callback of a batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Callback:
-    """The job that the end of a batch enqueues."""
+class Callback(NamedTuple):
+    """The job that starts after a batch."""
 
     new: NewJob
     args: str
     limit_keys: str | None
-
-    def document(self) -> str:
-        """The same as JSON, so that any worker can enqueue the job without knowing its task."""
-        new = self.new
-        values = {
-            "task": new.task,
-            "queue": new.queue,
-            "priority": new.priority,
-            "max_attempts": new.max_attempts,
-            "meta": new.meta,
-            "tags": list(new.tags),
-            "args": self.args,
-            "limit_keys": self.limit_keys,
-        }
-        return json.dumps(values)
-
-    @classmethod
-    def of(cls, document: str, *, notify: bool) -> "Callback":
-        """Read the JSON.  Raises UnreadableCallback if another release has written other values."""
-        values = json.loads(document)
-        if not isinstance(values, dict) or values.keys() != TYPES.keys():
-            raise UnreadableCallback(
-                "its callback has other values than this release reads; start workers of the "
-                "release that has created the batch"
-            )
-        for name, types in TYPES.items():
-            if not isinstance(values[name], types):
-                raise UnreadableCallback(
-                    f"its callback has {type(values[name]).__name__} as {name}, which this release "
-                    "cannot read; start workers of the release that has created the batch"
-                )
-        args, limit_keys = values.pop("args"), values.pop("limit_keys")
-        return cls(NewJob(**values, notify=notify), args, limit_keys)
-
-
-TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "task": str,
-    "queue": str,
-    "priority": int,
-    "max_attempts": int,
-    "meta": (str, type(None)),
-    "tags": list,
-    "args": str,
-    "limit_keys": (str, type(None)),
-}
-"""The values of a stored callback.  One more may mean something that must not be left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,18 +377,26 @@ class BatchState:
     """None while the batch is open, then "failed" if a job of it has failed, else "cancelled" if
     one was cancelled, else "succeeded"."""
     callback_id: int | None
-    """The job that the end has enqueued."""
+    """The job that the end has released."""
     created_at: datetime
     ended_at: datetime | None
 
 
-class Candidate(NamedTuple):
-    """A batch that may have ended, and which no worker has ended so far."""
+class OverdueBatch(NamedTuple):
+    """A batch that may have ended, and at which no worker has looked so far."""
 
     id: int
     since: timedelta
-    unreadable: str | None
-    """Why this code cannot read a callback of the batch."""
+
+
+class Look(NamedTuple):
+    """What a worker has done with a batch."""
+
+    watches: int | None = None
+    """The job that the batch watches now."""
+    has_ended: bool = False
+    has_released: bool = False
+    """Whether a callback can start."""
 
 
 class Counts(NamedTuple):
@@ -455,7 +406,7 @@ class Counts(NamedTuple):
     unfinished: int
     failed: int
     cancelled: int
-    first_unfinished: int | None
+    newest_unfinished: int | None
 
 
 class Batches:
@@ -472,10 +423,15 @@ class Batches:
         statement = add_batch(named=bool(application))
         return int(self._executor.execute(statement, row).scalar_one())
 
-    def set_callbacks(self, batch_id: int, callbacks: Mapping[str, Callback]) -> None:
-        """``callbacks``: by the names of their columns."""
-        documents = {name: callback.document() for name, callback in callbacks.items()}
-        self._run(set_callbacks(tuple(sorted(documents))), batch_id, **documents)
+    def watch_newest(self, batch_id: int, job_ids: Sequence[int]) -> None:
+        """Let a batch watch the newest of the jobs that were added to it."""
+        newest = sorted(job_ids)[-JOBS_IN_A_STATEMENT:]
+        self._run(watch_newest(), batch_id, job_ids=array_of(map(str, newest)))
+
+    def add_callback(self, batch_id: int, callback: Callback, *, when: Sequence[str]) -> None:
+        """Enqueue a job that starts after a batch, if the batch ends with one of these outcomes."""
+        nodes = BlockedNodes(self._executor)
+        nodes.add_job(*callback, waits_for=-batch_id, when=when)
 
     def keep_open(self, batch_id: int) -> None:
         """Keep a batch from ending before this transaction does.
@@ -494,15 +450,13 @@ class Batches:
 
     def add_jobs(self, batch_id: int, job_ids: Sequence[int]) -> None:
         for start in range(0, len(job_ids), JOBS_IN_A_STATEMENT):
-            part = list(job_ids[start : start + JOBS_IN_A_STATEMENT])
-            self._executor.execute(add_jobs(), {"batch_id": batch_id, "job_ids": part})
+            part = job_ids[start : start + JOBS_IN_A_STATEMENT]
+            self._run(add_jobs(), batch_id, job_ids=array_of(map(str, part)))
 
-    def candidates(self, *, after: int, limit: int) -> list[tuple[int, bool, bool]]:
-        """The first batches after an id that may have ended or are to be counted: the id, whether
-        it may have ended, whether it is to be counted.  Locks nothing."""
+    def due_counts(self, *, after: int, limit: int) -> list[int]:
+        """The first batches after an id that are to be counted.  Locks nothing."""
         parameters = {"after": after, "limit": limit}
-        rows = self._executor.execute(candidates(), parameters)
-        return [(row[0], row[1], row[2]) for row in rows]
+        return list(self._executor.execute(due_counts(), parameters).scalars())
 
     def begin_count(self, batch_id: int) -> Mapping[str, Any] | None:
         """Take the next count of a batch; returns the last one, None if another worker counts."""
@@ -537,38 +491,29 @@ class Batches:
         """The newest batches as they were last counted, exactly before their first counts."""
         return self._states(limit, exact=False)
 
-    def overdue(self) -> list[Candidate]:
+    def overdue(self) -> list[OverdueBatch]:
         """All batches that may have ended."""
-        rows = self._executor.execute(candidates_in_full())
-        return [Candidate(id, since, _fault_of(callbacks)) for id, *callbacks, since in rows]
+        return [OverdueBatch(*row) for row in self._executor.execute(overdue())]
 
-    def end(self, batch_id: int, *, notify: bool) -> bool | None:
-        """Lock a batch that may have ended, and end it if it has; returns whether it has, None if
-        another transaction has locked it.
+    def look(self, batch_id: int, *, notify: bool) -> Look:
+        """Look at a batch whose watch may be over: let it watch another job, or end it and release
+        its callback.
 
         Needs a transaction in READ COMMITTED: each statement after the lock must see what the last
-        addition has committed.  Raises UnreadableCallback.
+        addition has committed.  The caller looks again, after the commit, at the job that the batch
+        watches now.
         """
-        row = self._run(lock_candidate(), batch_id).first()
-        if row is None:
-            return None
-        waited_for, on_success, on_failure, on_cancelled = row
-        found = self._run(next_unfinished(), batch_id, after=waited_for or 0)
-        counts = Counts(0, 0, 0, 0, found.scalar())
-        if counts.first_unfinished is None:
-            # Once more from the first job on: one may have been requeued, or added behind.
+        if self._run(lock_batch(), batch_id).first() is None:
+            return self._release(batch_id, notify=notify)
+        watched: int | None = self._run(newest_unfinished(), batch_id).scalar()
+        if watched is None:
             counts = Counts(*self._run(count_jobs(), batch_id).one())
-        if counts.first_unfinished is not None:
-            self._run(wait_for(), batch_id, job_id=counts.first_unfinished)
-            return False
-        if counts.failed:
-            outcome, callback = JobStatus.FAILED, on_failure
-        elif counts.cancelled:
-            outcome, callback = JobStatus.CANCELLED, on_cancelled or on_failure
-        else:
-            outcome, callback = JobStatus.SUCCEEDED, on_success
-        self._end(batch_id, counts, outcome, callback, notify=notify)
-        return True
+            watched = counts.newest_unfinished  # requeued since
+        if watched is not None:
+            self._run(watch_job(), batch_id, job_id=watched)
+            return Look(watches=watched)
+        self._end(batch_id, counts)
+        return self._release(batch_id, notify=notify)._replace(has_ended=True)
 
     def state(self, batch_id: int) -> BatchState:
         """Return a batch with its progress; raises BatchNotFound."""
@@ -601,31 +546,30 @@ class Batches:
         rows = self._executor.execute(batch_states(one=False, exact=exact), {"limit": limit})
         return [_state_of(row) for row in rows]
 
-    def _end(
-        self,
-        batch_id: int,
-        counts: Counts,
-        outcome: JobStatus,
-        document: str | None,
-        *,
-        notify: bool,
-    ) -> None:
-        callback_id = None
-        if document is not None:
-            callback = Callback.of(document, notify=notify)
-            placed = Enqueues(self._executor).enqueue(
-                callback.new, callback.args, unique_key=None, limit_keys=callback.limit_keys
-            )
-            callback_id = placed.id
-        self._run(
-            end_batch(),
-            batch_id,
-            outcome=outcome.value,
-            total=counts.total,
-            failed=counts.failed,
-            cancelled=counts.cancelled,
-            callback_id=callback_id,
-        )
+    def _end(self, batch_id: int, counts: Counts) -> None:
+        if counts.failed:
+            outcome = JobStatus.FAILED
+        elif counts.cancelled:
+            outcome = JobStatus.CANCELLED
+        else:
+            outcome = JobStatus.SUCCEEDED
+        numbers = {"total": counts.total, "failed": counts.failed, "cancelled": counts.cancelled}
+        self._run(end_batch(), batch_id, outcome=outcome.value, **numbers)
+
+    def _release(self, batch_id: int, *, notify: bool) -> Look:
+        """Release the callback of a batch that has ended.
+
+        Also later, if another transaction had locked the callback.  A batch that is gone counts as
+        succeeded, as a job that is gone does.
+        """
+        outcome, is_open = self._run(outcome_of(), batch_id).first() or (JobStatus.SUCCEEDED, False)
+        if is_open:
+            return Look()
+        nodes = BlockedNodes(self._executor)
+        callback_id = nodes.release(-batch_id, outcome, notify=notify)
+        if callback_id is not None:
+            self._run(set_callback(), batch_id, job_id=callback_id)
+        return Look(has_released=callback_id is not None)
 
     def _run(self, statement: Any, batch_id: int, **parameters: Any) -> Any:
         return self._executor.execute(statement, {"batch_id": batch_id, **parameters})
@@ -634,16 +578,6 @@ class Batches:
 def _rules_of(retention: Retention) -> dict[str, str]:
     keep = retention.parameters()["keep_of_others"]
     return {"keep_of_others": keep, "of_application": retention.application}
-
-
-def _fault_of(documents: Sequence[str | None]) -> str | None:
-    try:
-        for document in documents:
-            if document is not None:
-                Callback.of(document, notify=False)
-    except UnreadableCallback as error:
-        return str(error)
-    return None
 
 
 def not_found(batch_id: int) -> BatchNotFound:

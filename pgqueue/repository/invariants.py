@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from pgqueue.repository.blocked import is_over
 from pgqueue.repository.tables import (
     CANCELLED,
     FAILED,
@@ -19,6 +20,7 @@ from pgqueue.repository.tables import (
     Executor,
     batch_jobs,
     batches,
+    blocked,
     clock,
     count_rows,
     dead_letters,
@@ -43,6 +45,7 @@ def invariant_violations() -> sa.Executable:
         *_of_ended_jobs(),
         *_of_waiting_jobs(),
         *_of_batches(),
+        *_of_blocked_nodes(),
     ).order_by(sa.literal_column("2"), sa.literal_column("1"))
 
 
@@ -53,6 +56,7 @@ def _of_unfinished_jobs() -> list[sa.Select[*tuple[Any, ...]]]:
         sa.select(message_queue.c.target_id),
         sa.select(leases.c.target_id),
         sa.select(waiting_messages.c.target_id),
+        sa.select(blocked.c.node_id),
     )
     lost = sa.select(jobs.c.id).where(jobs.c.outcome.is_(None)).except_(runnable).subquery("lost")
     overrun = jobs.c.attempts > jobs.c.max_attempts
@@ -194,7 +198,11 @@ def _of_waiting_jobs() -> list[sa.Select[*tuple[Any, ...]]]:
             jobs.c.id,
             pg.concat("no place in ", each.c.key),
             jobs.join(each, always),
-            sa.and_(jobs.c.outcome.is_(None), jobs.c.limit_keys.is_not(None), ~waits, ~placed),
+            sa.and_(
+                jobs.c.outcome.is_(None),
+                jobs.c.limit_keys.is_not(None),
+                *(~waits, ~placed, ~sa.exists().where(blocked.c.node_id == jobs.c.id)),
+            ),
         ),
     ]
 
@@ -208,12 +216,7 @@ def _of_batches() -> list[sa.Select[*tuple[Any, ...]]]:
         .subquery("size")
     )
     known = size.outerjoin(batches, batch.id == size.c.batch_id)
-    document = sa.case(
-        (batch.outcome == FAILED, batch.on_failure),
-        (batch.outcome == CANCELLED, sa.func.coalesce(batch.on_cancelled, batch.on_failure)),
-        else_=batch.on_success,
-    )
-    has_no_callback = sa.and_(batch.ended_at.is_not(None), batch.callback_id.is_(None))
+    is_blocked = sa.exists().where(blocked.c.node_id == -batch.id)
     named = pg.concat("batch ", batch.id)
     return [
         _broken(
@@ -231,11 +234,49 @@ def _of_batches() -> list[sa.Select[*tuple[Any, ...]]]:
             size.c.count > batch.total,
         ),
         _broken(
-            "an ended batch has enqueued its callback",
+            "a batch is blocked until it ends",
             size.c.last,
             named,
             known,
-            sa.and_(has_no_callback, document.is_not(None)),
+            batch.ended_at.is_(None) != is_blocked,
+        ),
+    ]
+
+
+def _of_blocked_nodes() -> list[sa.Select[*tuple[Any, ...]]]:
+    """Rules about callbacks and batches that wait.  The view does not have them.
+
+    A cancel does not wait for a look, and leaves its row to the next one.
+    """
+    node, watched = blocked.c.node_id, blocked.c.waits_for
+    place = sa.union_all(
+        sa.select(message_queue.c.target_id),
+        sa.select(leases.c.target_id),
+        sa.select(waiting_messages.c.target_id),
+    ).subquery("place")
+    detail = pg.concat("node ", node, " waits for ", watched)
+    minute_ago = clock() - sa.literal_column("interval '1 minute'")
+    ended_at = sa.func.coalesce(
+        sa.select(jobs.c.finished_at).where(jobs.c.id == watched).scalar_subquery(),
+        sa.select(batches.c.ended_at).where(batches.c.id == -watched).scalar_subquery(),
+        sa.select(jobs.c.created_at).where(jobs.c.id == node).scalar_subquery(),
+        sa.select(batches.c.created_at).where(batches.c.id == -node).scalar_subquery(),
+        sa.literal_column("timestamptz '-infinity'"),
+    )
+    return [
+        _broken(
+            "a blocked job has neither message nor lease",
+            node,
+            detail,
+            blocked.join(place, place.c.target_id == node),
+            sa.literal_column("true"),
+        ),
+        _broken(
+            "a blocked node watches something unfinished, or is looked at within a minute",
+            node,
+            detail,
+            blocked,
+            sa.and_(is_over(watched), ended_at < minute_ago),
         ),
     ]
 

@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from pgqueue.errors import DuplicateJob
 from pgqueue.models import DEAD, Job
 from pgqueue.repository.admit import Admissions
+from pgqueue.repository.blocked import unblock_job
 from pgqueue.repository.enqueue import Placed, holders
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import (
@@ -454,6 +455,8 @@ class Jobs:
                 check_kill(job.task)
             self._run(request_cancel(kill=kill), job_id)
             return Change.CANCEL_REQUESTED
+        if not waits:
+            self._run(unblock_job(), job_id)
         self._run(cancel_job(kill=kill), job_id)
         return Change.CANCELLED
 
@@ -550,6 +553,7 @@ class Jobs:
         self._run(delete_messages(), job_id)
         if job is not None and job.limit_keys is not None:
             self._run(delete_waiting_message(), job_id)
+        self._run(unblock_job(), job_id)
         self._run(delete_records(), job_id)
 
     def put_back(

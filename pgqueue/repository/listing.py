@@ -31,6 +31,7 @@ from pgqueue.repository.tables import (
     array_parameter,
     batch_jobs,
     batches,
+    blocked,
     clock,
     count_rows,
     is_key_across_queues,
@@ -76,6 +77,11 @@ def job_ids(
         )
         # Each in a subquery of its own; otherwise the limit of one would apply to all.
         branches.append(sa.select(first(ids, id).subquery()))
+        if (elsewhere := STATES[status].elsewhere if status in STATES else None) is not None:
+            rest = sa.select(jobs.c.id, *([NO_MESSAGE] if with_messages else []))
+            rest = rest.join(elsewhere.table, elsewhere == jobs.c.id)
+            rest = rest.where(jobs.c.outcome.is_(None), *which.words(jobs, jobs.c.id))
+            branches.append(sa.select(first(rest, jobs.c.id).subquery()))
     if not branches:
         columns = [jobs.c.id, *([NO_MESSAGE] if with_messages else [])]
         return first(sa.select(*columns).where(*which.words(jobs, jobs.c.id)), jobs.c.id)
@@ -205,6 +211,12 @@ def batches_of_job() -> sa.Executable:
         .order_by(batches.c.id)
         .limit(sa.literal_column(str(MOST_BATCHES)))
     )
+
+
+@cache
+def watch_of_job() -> sa.Executable:
+    """The batch for which a job waits, and the outcomes of the batch with which the job runs."""
+    return sa.select(-blocked.c.waits_for, blocked.c.runs_when).where(blocked.c.node_id == JOB)
 
 
 @cache
@@ -380,6 +392,14 @@ class BatchOfJob(NamedTuple):
     """The job that the end of the batch has enqueued."""
 
 
+class AwaitedBatch(NamedTuple):
+    """The batch for which a callback waits."""
+
+    id: int
+    outcomes: Sequence[str]
+    """Those with which the callback runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobDetails:
     """Everything on record about one job."""
@@ -394,6 +414,7 @@ class JobDetails:
     wait: Wait
     limits: Sequence[LimitUse] = ()
     batches: Sequence[BatchOfJob] = ()
+    waits_for: AwaitedBatch | None = None
 
     @property
     def is_due(self) -> bool:
@@ -471,6 +492,7 @@ class Listing:
         held = self._executor.execute(holder_of_job(), one).one_or_none()
         past = self._executor.execute(attempts_of_job(hidden), one)
         batches = self._executor.execute(batches_of_job(), one)
+        watch = self._executor.execute(watch_of_job(), one).first()
         wait = Waits(self._executor).of(
             columns,
             is_due=columns["run_at"] <= read_at,
@@ -485,6 +507,7 @@ class Listing:
             wait=wait,
             limits=self._limits(columns["limit_keys"]),
             batches=[BatchOfJob(*batch) for batch in batches],
+            waits_for=None if watch is None else AwaitedBatch(*watch),
         )
 
     def _limits(self, limit_keys: str | None) -> list[LimitUse]:

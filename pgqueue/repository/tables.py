@@ -13,6 +13,7 @@ from pgqueue.models import (
     SCHEMA,
     Batch,
     BatchJob,
+    Blocked,
     DeadLetter,
     Deploy,
     ErrorGroup,
@@ -57,6 +58,7 @@ limits = table_of(LimitSettings)
 limit_buckets = table_of(LimitBucket)
 batches = table_of(Batch)
 batch_jobs = table_of(BatchJob)
+blocked = table_of(Blocked)
 task_minutes = table_of(TaskMinute)
 error_groups = table_of(ErrorGroup)
 queue_minutes = table_of(QueueMinute)

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
-from pgqueue.repository.batches import has_candidates
+from pgqueue.repository.batches import has_due_count
+from pgqueue.repository.blocked import sweep
 from pgqueue.repository.health import LONGEST_SILENCE
 from pgqueue.repository.reading import moment, span
 from pgqueue.repository.rescue import (
@@ -177,8 +178,9 @@ def notices(*, running: bool, search: bool, ticks: bool = False) -> sa.Executabl
     ``running``: also which of these running jobs were asked to cancel, or were already cancelled
     while they were being claimed, and which of them to kill.  ``search``: also whether dead workers
     have left a lease; this reads all leases.  ``ticks``: also how long the next tick of a schedule
-    is away, and whether a batch may have ended.
+    is away, which watches of blocked nodes are over, and whether a batch is to be counted.
     """
+    over, swept_to = sweep() if ticks else (sa.null(), sa.null())
     ids = sa.cast(sa.bindparam("job_ids"), ARRAY(sa.BigInteger))
     is_asked = sa.or_(jobs.c.cancel_requested_at.is_not(None), jobs.c.outcome.is_not(None))
     asked = sa.select(jobs.c.id).where(jobs.c.id == sa.any_(ids), is_asked)
@@ -192,7 +194,9 @@ def notices(*, running: bool, search: bool, ticks: bool = False) -> sa.Executabl
         sa.exists().where(died_lately()).label("has_died_lately"),
         (orphans if search else sa.null()).label("has_orphans"),
         (seconds_to_next_tick() if ticks else sa.null()).label("seconds_to_tick"),
-        (has_candidates() if ticks else sa.null()).label("has_batches"),
+        over.label("over"),
+        swept_to.label("swept_to"),
+        (has_due_count() if ticks else sa.null()).label("has_due_count"),
     )
 
 
@@ -240,8 +244,12 @@ class Notices(NamedTuple):
     """Whether dead workers have left leases; None if the search was not requested."""
     seconds_to_tick: float | None
     """How long the next tick of a schedule is away; None if there is none, or it was not asked."""
-    has_batches: bool | None
-    """Whether a batch may have ended; None if it was not asked."""
+    over: Sequence[int] | None
+    """The nodes that others watch, and that have ended; None if it was not asked."""
+    swept_to: int | None
+    """Up to where all that watch one were read; None at the end."""
+    has_due_count: bool | None
+    """Whether a batch is to be counted; None if it was not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,18 +345,23 @@ class Workers(Rescues):
         return found.first() is not None
 
     def notices(
-        self, *, running: Sequence[int], search: bool, scheduled: str | None = None
+        self,
+        *,
+        running: Sequence[int],
+        search: bool,
+        scheduled: str | None = None,
+        swept_to: int | None = None,
     ) -> Notices:
         """Read pauses, cancels and deaths; with ``search``, also orphaned leases.
 
-        ``scheduled``: tasks whose next tick to look up, as ``array_of`` names them; then batches
-        are looked up too.
+        ``scheduled``: tasks whose next tick to look up, as ``array_of`` names them; then blocked
+        nodes are looked up too, from where the last sweep has ended.
         """
         has_ticks = scheduled is not None
         statement = notices(running=bool(running), search=search, ticks=has_ticks)
         parameters: dict[str, Any] = {"job_ids": list(running)} if running else {}
         if has_ticks:
-            parameters["tasks"] = scheduled
+            parameters |= {"tasks": scheduled, "swept_to": swept_to}
         queues, tasks, cancelled, killed, *found = self._executor.execute(
             statement, parameters
         ).one()

@@ -80,13 +80,16 @@ RIGHTS = {
     "limit_places": Rights(worker=ADD, dashboard="SELECT, DELETE"),
     "limit_buckets": Rights(worker=WRITE, dashboard=READ),
     "batches": Rights(
-        worker=WRITE,
-        # UPDATE also for SELECT ... FOR KEY SHARE, by which an addition keeps a batch open.
-        enqueue="INSERT (name, meta, application), SELECT (id, ended_at), "
-        "UPDATE (on_success, on_failure, on_cancelled)",
-        dashboard=READ,
+        worker=WRITE, enqueue="INSERT (name, meta, application), SELECT (id)", dashboard=READ
     ),
     "batch_jobs": Rights(worker=ADD, enqueue="INSERT", dashboard=READ),
+    "blocked": Rights(
+        worker=WRITE,
+        # UPDATE also for SELECT ... FOR KEY SHARE, by which an addition keeps a batch open.
+        enqueue="INSERT, SELECT (node_id), UPDATE (waits_for)",
+        # Drops the row of a callback that it cancels.
+        dashboard="SELECT, UPDATE (runs_when), DELETE",
+    ),
     "schedules": Rights(
         worker="SELECT, INSERT, UPDATE",
         # An application manages the schedules of its customers, their arguments included.

@@ -16,10 +16,10 @@ from pgqueue.context import Around, JobContext
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
-from pgqueue.database.collecting import COLLECTING, note_for_batch
+from pgqueue.database.collecting import batch_of, note_for_batch
 from pgqueue.database.flush import dispatch_at_flush, found_job, loaded_job
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
-from pgqueue.meta import checked_meta, meta_text
+from pgqueue.meta import checked_meta, meta_in_batch, meta_text
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret, unmaskable
@@ -189,9 +189,9 @@ class Task(Generic[P, R]):
         target = sync_session(session, self._where)
         encoded = self._encoded(args, kwargs)
         connection = joined(target, self._where)
-        new = self._job_values_for(connection)
+        new = self._job_values_for(connection, target)
         encoded = self._with_period(connection, new, encoded)
-        if new.node is not None and target.info.get(COLLECTING) is not None:
+        if new.node is not None and batch_of(target) is not None:
             self._refuse_node("a batch")
 
         def place() -> Job | None:
@@ -248,7 +248,7 @@ class Task(Generic[P, R]):
         connection = joined(target, self._where)
         refuse_autocommit(connection, f"{self._where}: enqueue_many")
         with translated_errors():
-            enqueues, new = Enqueues(connection), self._job_values_for(connection)
+            enqueues, new = Enqueues(connection), self._job_values_for(connection, target)
             if self._options.uniqueness is None and not self._limits:
                 job_ids = [
                     id
@@ -559,8 +559,11 @@ class Task(Generic[P, R]):
         [key] = Enqueues(connection).with_period(new, [encoded.unique_key])
         return replace(encoded, unique_key=key)
 
-    def _job_values_for(self, connection: Connection) -> NewJob:
-        return _for_connection(self._job_values_now(), connection)
+    def _job_values_for(self, connection: Connection, session: Session) -> NewJob:
+        new = _for_connection(self._job_values_now(), connection)
+        if (batch_id := batch_of(session)) is None:
+            return new
+        return replace(new, meta=meta_in_batch(new.meta, batch_id))
 
     def _job_values_now(self) -> NewJob:
         """The values of a job that is enqueued now, with the meta of ``queue.on_enqueue``."""

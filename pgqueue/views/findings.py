@@ -18,7 +18,7 @@ from pgqueue.models import SCHEMA
 from pgqueue.nodes import Node
 from pgqueue.operations import Operations
 from pgqueue.repository.admit import Admissions
-from pgqueue.repository.batches import Batches, Candidate
+from pgqueue.repository.batches import Batches, OverdueBatch
 from pgqueue.repository.claim import queues_with_messages
 from pgqueue.repository.health import (
     LIMITS,
@@ -153,7 +153,7 @@ def of_records(queue: Operations, session: Session) -> Iterator[Finding]:
         (
             words_for_open_batch(one)
             for one in Batches(session).overdue()
-            if one.unreadable or one.since > OLD  # a worker ends the others within seconds
+            if one.since > OLD  # a worker ends the others within seconds
         ),
         sound=("batches", "none whose jobs have ended is open"),
     )
@@ -258,8 +258,8 @@ def words_for_unserved(queue: WaitingJobs) -> str:
     return f"{reason}, where {due}; run {reason.remedy}"
 
 
-def words_for_open_batch(batch: Candidate) -> str:
-    why = batch.unreadable or "no worker runs, or its log says why it cannot end the batch"
+def words_for_open_batch(batch: OverdueBatch) -> str:
+    why = "no worker runs, or its log says why it cannot end the batch"
     since = span(batch.since)
     return f"batch {batch.id} is open, although the job it waited for ended {since} ago: {why}"
 

@@ -39,6 +39,9 @@ def why(job: JobDetails, known_tasks: Collection[str] = ()) -> list[Reason]:
             return list(_running(job, job.holder))
         case JobStatus.RUNNING:
             return [Reason(("its attempt has ended just now",))]
+        case JobStatus.BLOCKED if (awaited := job.waits_for) is not None:
+            outcomes = " or ".join(awaited.outcomes)
+            return [_because(f"waits for batch {awaited.id} to end as {outcomes}")]
     return list(_hindrances(job, known_tasks)) or [_next(job)]
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from pgqueue import redaction
 from pgqueue.database.opening import READ_COMMITTED
-from pgqueue.database.settings import CLAIMING, TIMERS
+from pgqueue.database.settings import CLAIMING, LOOKING
 from pgqueue.options import OptionsOfWorker
 from pgqueue.outcomes import Released
 from pgqueue.repository.claim import Claim, Claimed, Upcoming
@@ -32,7 +32,7 @@ from pgqueue.worker.claiming.shares import Shares
 from pgqueue.worker.claiming.sleep import Sleep
 from pgqueue.worker.claiming.sweeps import Sweeps
 from pgqueue.worker.duties.admit import Admitter
-from pgqueue.worker.duties.batches import BatchEnds
+from pgqueue.worker.looks import Looker
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.runtime import WorkerRuntime
@@ -100,7 +100,7 @@ class Claimer(Loop):
         self._sweeps = Sweeps(config.names)
         self._sleep = Sleep(poll_interval=config.poll_interval.total_seconds())
         self._refused = RefusedJobs(self._cursors, runtime.stopping)
-        self._batches = BatchEnds(notify=listens)
+        self._looker = Looker(notify=listens)
         self._listener = Listener(enabled=listens)
         runtime.work_may_be_there.connect(self.notify)
 
@@ -287,7 +287,7 @@ class Claimer(Loop):
             self._sleep_until_due(attempts.upcoming(pairs, tasks=self._runtime.open_tasks))
 
     def _leaves_nothing(self, attempts: Attempts, admitted: int) -> bool:
-        """Look for new queues, admit waiting jobs and end batches; whether none has made a job.
+        """Look for new queues, admitted jobs and ended batches; whether none has made a job due.
 
         ``admitted``: the value of ``admitter.admitted`` before the claim that found nothing.  The
         callbacks of batches are jobs too.
@@ -297,14 +297,14 @@ class Claimer(Loop):
             return False
         connection = ReconnectingConnection(
             self._runtime.engine,
-            TIMERS,
+            LOOKING,
             self._runtime.outage,
-            name="batches",
+            name="looks",
             stopping=self.stopping,
             isolation_level=READ_COMMITTED,
         )
         try:
-            ended = connection.run(partial(self._batches.end, is_over=self.stopping.is_set))
+            ended = connection.run(partial(self._looker.sweep, is_over=self.stopping.is_set))
         finally:
             connection.close()
         return ended == 0  # ``ended`` is None if the database is away

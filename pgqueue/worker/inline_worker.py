@@ -19,8 +19,8 @@ from pgqueue.rules.served_queues import served_queues
 from pgqueue.tasks.pauses import open_tasks, under_all_names
 from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds, rules_of
-from pgqueue.worker.duties.batches import BatchEnds
 from pgqueue.worker.inline_attempt import InlineAttempt
+from pgqueue.worker.looks import Looker
 from pgqueue.worker.until_empty import run_ahead
 
 
@@ -43,7 +43,7 @@ class InlineWorker:
         self._connection = connection
         self._queues = queues
         self._due_times = DueTimes(connection)
-        self._batches = BatchEnds(notify=False)
+        self._looker = Looker(notify=False)
         limits = queue.limited.limits
         self._has_limits = bool(limits)
         # Without the lock: what a test admits is rolled back, and tests must not wait for each
@@ -78,11 +78,12 @@ class InlineWorker:
         run_ahead(self._due_times, drain, upcoming, ahead=ahead)
 
     def _next(self) -> Claimed | None:
-        """Claim the first job that is due; if there is none, admit jobs, then end batches, and
-        look again."""
+        """Claim the first job that is due; if there is none, admit jobs, then look at batches, and
+        claim again."""
         claimed = self.claim(self._pairs())
         while claimed is None and (
-            self.admit() or self._batches.end(self._connection, begin=self._connection.begin_nested)
+            self.admit()
+            or self._looker.sweep(self._connection, begin=self._connection.begin_nested)
         ):
             claimed = self.claim(self._pairs())
         return claimed

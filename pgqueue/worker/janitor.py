@@ -4,9 +4,12 @@ It has a thread and a connection of its own, so that the count of a million jobs
 hold up no rescue.
 """
 
+from threading import Event
+
 from sqlalchemy import Connection
 
 from pgqueue.database.settings import JANITOR
+from pgqueue.worker.duties.batches import CountBatches
 from pgqueue.worker.duties.depths import CountQueues
 from pgqueue.worker.duties.prune import Prune
 from pgqueue.worker.duty_list import DutyList
@@ -17,17 +20,20 @@ MOMENT = 0.2
 
 
 class Janitor(DutyList):
-    """Prunes, and counts the jobs of the queues in one worker at a time."""
+    """Prunes, and counts the jobs of the queues and of the batches in one worker at a time."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._prune = Prune(runtime.retention)
         self._count = CountQueues()
+        stopping = Event()
+        self._count_batches = CountBatches(stopping=stopping)
         super().__init__(
             runtime.engine,
             JANITOR,
             runtime.outage,
-            [self._prune, self._count],
+            [self._prune, self._count, self._count_batches],
             name="janitor",
+            stopping=stopping,
             patience=MOMENT,
         )
 
@@ -39,6 +45,10 @@ class Janitor(DutyList):
         """
         if self._count.may_count(connection):
             self.wake_for(self._count)
+
+    def count_batches(self) -> None:
+        """Count the batches whose counts are due."""
+        self.wake_for(self._count_batches)
 
     def end(self) -> None:
         self._prune.end()

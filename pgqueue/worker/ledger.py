@@ -13,6 +13,7 @@ from pgqueue.events import AttemptOutcome, attempt_outcome
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.ended import log_job_failure
 from pgqueue.handler.error_reports import log_fields
+from pgqueue.meta import is_in_batch
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.rescue import Rescued
@@ -72,6 +73,8 @@ class Ledger:
         self.on_settled: Callable[[Iterable[Claimed]], object] | None = None
         """Called with the jobs of forgotten attempts, if limits are in use.  Set before the
         first claim: the admitter, which is called, is made after the ledger."""
+        self.on_ended: Callable[[Iterable[int]], object] | None = None
+        """Called with jobs of batches whose settle is committed.  Set before the first claim."""
         self._counting = Lock()
         self._times: dict[int, tuple[float, float]] = {}
         """When the handlers of unsettled attempts ran, by message; empty if there are no events."""
@@ -178,6 +181,7 @@ class Ledger:
             self._statistics.rescued(attempts)
         if self._events is not None:
             self._events.rescued(attempts)
+        self._tell_of_ends(attempts)
 
     def forget(self, jobs: Iterable[Claimed]) -> None:
         """Forget jobs that were just claimed: other workers rescue them."""
@@ -197,9 +201,17 @@ class Ledger:
         with self._counting:  # slots and the settler count at once
             self.counts[outcome] += number
 
+    def _tell_of_ends(self, jobs: Iterable[Claimed | Rescued]) -> None:
+        """Tell those that look at batches; a job that is retried ends nothing, and costs a read."""
+        if self.on_ended is None:
+            return
+        if in_batches := [job.job_id for job in jobs if is_in_batch(job.meta)]:
+            self.on_ended(in_batches)
+
     def _forget(self, jobs: Sequence[Claimed]) -> None:
         if self.on_settled is not None:
             self.on_settled(jobs)
+        self._tell_of_ends(jobs)
         has_suspect = False
         for job in jobs:
             self.in_flight.pop(job.message_id, None)

@@ -28,6 +28,7 @@ from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.heartbeat import Heartbeat
 from pgqueue.worker.janitor import Janitor
 from pgqueue.worker.ledger import STALE
+from pgqueue.worker.looks import Looks
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.processes.pool import ProcessPool
 from pgqueue.worker.reconnecting import ReconnectingConnection
@@ -98,8 +99,17 @@ class Supervisor:
         self._janitor = Janitor(runtime)
         # A run that ends when no job is left fires no schedule.
         self._timers = None if until_empty else Timers(runtime, queue)
+        # Such a run looks itself before it ends: a look in another thread would delay its end.
+        self._looks = None if until_empty else Looks(runtime, notify=queue.notify)
+        if self._looks is not None:
+            runtime.ledger.on_ended = self._looks.ended
         self._upkeep = Upkeep(
-            runtime, self._slots, self._admitter, timers=self._timers, janitor=self._janitor
+            runtime,
+            self._slots,
+            self._admitter,
+            timers=self._timers,
+            looks=self._looks,
+            janitor=self._janitor,
         )
         self._heartbeat = Heartbeat(
             self._engine,
@@ -111,8 +121,7 @@ class Supervisor:
         )
         self._duties: list[Loop] = [self._heartbeat, self._upkeep, self._janitor]
         """The loops that run before the first claim."""
-        if self._timers is not None:
-            self._duties.append(self._timers)
+        self._duties += [loop for loop in (self._timers, self._looks) if loop is not None]
         self._loops: list[Loop] = [
             *self._duties,
             runtime.progress,  # started by the first report

@@ -18,6 +18,7 @@ from pgqueue.worker.duties.minutes import MinuteWriter
 from pgqueue.worker.duties.rescue import Rescue, declare_dead, forget_dead
 from pgqueue.worker.duty_list import Duty, DutyList, Every
 from pgqueue.worker.janitor import Janitor
+from pgqueue.worker.looks import Looks
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.slots import Slots
 from pgqueue.worker.timers import Timers
@@ -35,11 +36,17 @@ class ReadNotices(Duty):
     """Reads the notices of operators and of other workers, and does what they ask for.
 
     Declares workers dead that the heartbeat has found dead, stops handlers of cancelled jobs, tells
-    the timers what is due, and rescues the jobs of dead workers.
+    the other threads what is due, and rescues the jobs of dead workers.
     """
 
     def __init__(
-        self, runtime: WorkerRuntime, slots: Slots, admitter: Admitter, timers: Timers | None
+        self,
+        runtime: WorkerRuntime,
+        slots: Slots,
+        admitter: Admitter,
+        timers: Timers | None,
+        looks: Looks | None,
+        janitor: Janitor,
     ) -> None:
         super().__init__(repeat_after=READ_EVERY)
         self.has_looked = Event()
@@ -50,6 +57,10 @@ class ReadNotices(Duty):
         self._slots = slots
         self._admitter = admitter
         self._timers = timers
+        self._looks = looks
+        self._janitor = janitor
+        self._swept_to: int | None = None
+        """Up to where the last sweep has read what waits for ended jobs."""
         self._rescue = Rescue(on_rescued=self._rescued)
         self._skipped = 0
 
@@ -63,11 +74,18 @@ class ReadNotices(Duty):
         if dead:
             declare_dead(connection, dead)
         scheduled = None if self._timers is None else self._timers.task_names
-        notices = self._rescue.read_notices(connection, running=running, scheduled=scheduled)
+        notices = self._rescue.read_notices(
+            connection, running=running, scheduled=scheduled, swept_to=self._swept_to
+        )
         self._runtime.identity.paused = notices.paused
         self.has_looked.set()
         if self._timers is not None:
             self._timers.noticed(notices)
+        self._swept_to = notices.swept_to
+        if self._looks is not None and notices.over:
+            self._looks.ended(notices.over)
+        if notices.has_due_count:
+            self._janitor.count_batches()
         self._slots.cancel(notices.cancelled, notices.killed)
         self._rescue.rescue(connection, notices)
         return began + READ_EVERY - time.monotonic()
@@ -94,9 +112,10 @@ class Upkeep(DutyList):
         admitter: Admitter,
         *,
         timers: Timers | None,
+        looks: Looks | None,
         janitor: Janitor,
     ) -> None:
-        self._notices = ReadNotices(runtime, slots, admitter, timers)
+        self._notices = ReadNotices(runtime, slots, admitter, timers, looks, janitor)
         self.has_looked = self._notices.has_looked
         duties: list[Duty] = [self._notices, Every(FORGET_EVERY, forget_dead)]
         self._minutes: MinuteWriter | None = None

@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 from chaos.interleavings.logical_workers import execute, wait_until
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
 from pgqueue import BatchEnded, Job, PgQueue, Worker
-from pgqueue.database.settings import TIMERS, UPKEEP
+from pgqueue.database.settings import LOOKING, UPKEEP
 from pgqueue.repository import batches
-from pgqueue.repository.batches import Batches
+from pgqueue.repository.batches import Batches, Look
+from pgqueue.repository.blocked import BlockedNodes
 from pgqueue.repository.workers import Workers
 from pgqueue.tables import BatchJob
 from pgqueue.testing.databases import fresh_database
@@ -54,8 +55,10 @@ def ending(engine: Engine) -> Iterator[Connection]:
 
 def end(connection: Connection) -> bool | None:
     """Look at the batch in an open transaction: whether it has ended, None if it is skipped."""
-    for batch_id, *_ in Batches(connection).candidates(after=0, limit=1):
-        return Batches(connection).end(batch_id, notify=False)
+    over, _ = BlockedNodes(connection).swept(None)
+    for batch_id in BlockedNodes(connection).batches_to_look_at(over):
+        look = Batches(connection).look(batch_id, notify=False)
+        return look.has_ended if look != Look() else None
     return None
 
 
@@ -126,7 +129,7 @@ def test_an_addition_with_an_older_snapshot_fails(
     engine: Engine, batch_id: int, ending: Connection
 ) -> None:
     with Session(engine.execution_options(isolation_level="REPEATABLE READ")) as session:
-        session.execute(text("SELECT 1 FROM pgqueue.batches"))
+        session.execute(text("SELECT 1 FROM pgqueue.blocked"))
         assert end(ending) is True
         ending.commit()
 
@@ -160,7 +163,9 @@ def test_an_end_that_is_rolled_back_leaves_nothing(
     ending.rollback()
 
     with Session(engine) as session:
-        assert session.query(Job).where(Job.task == "tests.told").count() == 0
+        assert queue.get_batch(session, batch_id).outcome is None
+        [callback] = session.query(Job).where(Job.task == "tests.told")
+        assert callback.status == "blocked"
     assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
 
 
@@ -171,7 +176,7 @@ def sql_of(statement: Any) -> str:
 
 def test_the_lock_of_an_addition_is_the_weakest_and_that_of_an_end_waits_for_none() -> None:
     added = sql_of(batches.keep_open())
-    ended = sql_of(batches.lock_candidate())
+    ended = sql_of(batches.lock_batch())
 
     assert added.endswith("FOR KEY SHARE")
     assert ended.endswith("FOR UPDATE SKIP LOCKED")
@@ -185,8 +190,9 @@ MANY = f"""
     FROM generate_series(1, {BIG}) AS n;
     INSERT INTO pgqueue.batches (ended_at, outcome, total)
     SELECT clock_timestamp(), 'succeeded', 0 FROM generate_series(1, 5000);
-    INSERT INTO pgqueue.batches (name, waits_for, count_at)
-    VALUES ('big', {BIG // 2 + 1}, clock_timestamp() + interval '1 day');
+    INSERT INTO pgqueue.batches (name, count_at)
+    VALUES ('big', clock_timestamp() + interval '1 day');
+    INSERT INTO pgqueue.blocked VALUES (-5001, {BIG});
     INSERT INTO pgqueue.batch_jobs SELECT 5001, id FROM pgqueue.jobs;
 """  # numbers
 
@@ -217,24 +223,27 @@ def test_a_look_at_an_open_batch_is_two_probes(many_url: str) -> None:
         connection.rollback()
     engine.dispose()
 
-    assert notices.has_batches is False
+    assert notices.over == []
     assert plans.only.scans_of("jobs") <= {"Index Scan jobs_pkey"}
-    assert plans.only.scans_of("batches") <= {"Index Scan batches_open"}
+    assert plans.only.scans_of("batches") <= {
+        "Index Scan batches_open",
+        "Index Only Scan batches_open",
+    }
     assert plans.only.buffers < 40
 
 
-def test_the_next_unfinished_job_is_found_from_the_last_one_on(many_url: str) -> None:
-    engine = on(many_url, TIMERS)
+def test_the_next_unfinished_job_is_found_from_the_newest_one_on(many_url: str) -> None:
+    engine = on(many_url, LOOKING)
     with engine.connect() as connection:
         connection.execute(
             text("UPDATE pgqueue.jobs SET outcome = 'failed', finished_at = now() WHERE id = :id"),
-            {"id": BIG // 2 + 1},
+            {"id": BIG},
         )
         with plans_of(connection) as plans:
             assert end(connection) is False
-        waits_for = connection.scalar(text("SELECT max(waits_for) FROM pgqueue.batches"))
+        waits_for = connection.scalar(text("SELECT max(waits_for) FROM pgqueue.blocked"))
         connection.rollback()
     engine.dispose()
 
-    assert waits_for == BIG // 2 + 2
+    assert waits_for == BIG - 1
     assert sum(plan.buffers for plan in plans.seen) < 100

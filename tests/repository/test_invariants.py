@@ -22,6 +22,7 @@ from pgqueue import PgQueue, Violation
 from pgqueue.cli.doctor import remedy_for
 from pgqueue.outcomes import Failed, Outcome, Succeeded
 from pgqueue.repository import invariants
+from pgqueue.worker.looks import Looker
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,7 @@ WAITING = f"""{NO_MESSAGE};
     SELECT limit_keys, queue, priority, run_at, id, task FROM pgqueue.jobs WHERE id = :id"""
 PLACE = "INSERT INTO pgqueue.limit_places (limit_key, job_id) VALUES ('bank', :id)"
 STANDS = "a waiting message stands where its job says"
-ENDED_BATCH = """INSERT INTO pgqueue.batches (on_success, outcome, total, ended_at, callback_id)
-    VALUES ('{}', 'succeeded', %s, now(), %s);
+BATCH = """INSERT INTO pgqueue.batches (outcome, total, ended_at) VALUES (%s);
     INSERT INTO pgqueue.batch_jobs (batch_id, job_id) SELECT max(id), :id FROM pgqueue.batches"""
 DAMAGES = [
     Damage(
@@ -59,9 +59,23 @@ DAMAGES = [
         "INSERT INTO pgqueue.batch_jobs (batch_id, job_id) VALUES (77, :id)",
         is_in_view=False,
     ),
-    Damage("no job is added to a batch after its end", ENDED_BATCH % ("0", "1"), is_in_view=False),
     Damage(
-        "an ended batch has enqueued its callback", ENDED_BATCH % ("1", "NULL"), is_in_view=False
+        "no job is added to a batch after its end",
+        BATCH % "'succeeded', 0, now()",
+        is_in_view=False,
+    ),
+    Damage("a batch is blocked until it ends", BATCH % "NULL, NULL, NULL", is_in_view=False),
+    Damage(
+        "a blocked job has neither message nor lease",
+        "INSERT INTO pgqueue.blocked VALUES (:id, :id)",
+        is_in_view=False,
+    ),
+    Damage(
+        "a blocked node watches something unfinished, or is looked at within a minute",
+        f"""{NO_MESSAGE};
+        UPDATE pgqueue.jobs SET created_at = created_at - interval '2 minutes' WHERE id = :id;
+        INSERT INTO pgqueue.blocked VALUES (:id, -77, ARRAY['succeeded'])""",
+        is_in_view=False,
     ),
     Damage(
         "a waiting message has an unfinished job",
@@ -163,6 +177,8 @@ def mend(engine: Engine, found: list[Violation]) -> None:
             match step.split():
                 case ["pgqueue", "worker"]:
                     rescue(engine)
+                    with engine.connect() as connection:
+                        Looker(notify=False).sweep(connection)
                 case ["pgqueue", verb, job_id]:
                     with engine.begin() as connection:
                         getattr(PgQueue(), verb)(connection, int(job_id))
@@ -200,7 +216,7 @@ def test_every_rule_has_its_damage(engine: Engine) -> None:
 
     for damage in DAMAGES:
         assert damage.rule in texts
-    assert len({damage.rule for damage in DAMAGES}) == 19
+    assert len({damage.rule for damage in DAMAGES}) == 21
 
 
 @pytest.mark.parametrize("state", ["pending", "leased", "failed", "succeeded"])

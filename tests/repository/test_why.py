@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
@@ -19,7 +19,7 @@ from chaos.interleavings.logical_workers import (
     execute,
     workers_at,
 )
-from pgqueue import Limit, PgQueue
+from pgqueue import Job, Limit, PgQueue
 from pgqueue.outcomes import (
     AttemptEnd,
     Cancelled,
@@ -249,6 +249,16 @@ def it_waits_for_its_turn(engine: Engine, worker: LogicalWorker) -> int:
 def it_is_behind_another_in_order(engine: Engine, worker: LogicalWorker) -> int:
     declare(engine, Limit(1, order="strict", name="bank"))
     return put(engine, "bank", 2)[1]
+
+
+@case(r"waits for batch 1 to end as failed or cancelled")
+def its_batch_is_open(engine: Engine, worker: LogicalWorker) -> int:
+    queue = PgQueue(engine)
+    told = queue.task(name="tests.told")(lambda batch_id: None)
+    with queue.session() as session, session.begin():
+        with queue.batch(session, on_failure=told):
+            pass
+        return session.scalars(select(Job.id).where(Job.task == "tests.told")).one()
 
 
 @case(r"its limit bank \[7\] is paused", r"resume --limit bank --key '\[7\]'")

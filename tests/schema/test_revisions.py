@@ -79,6 +79,7 @@ def test_the_tables_that_change_often_have_the_storage_they_were_measured_with(
         "storage message_queue {autovacuum_vacuum_scale_factor=0.05}",
         "storage leases {autovacuum_vacuum_scale_factor=0.05}",
         "storage waiting_messages {autovacuum_vacuum_scale_factor=0.05}",
+        "storage blocked {autovacuum_vacuum_scale_factor=0.05}",
         "storage limit_places {autovacuum_vacuum_scale_factor=0.05}",
         "storage workers {fillfactor=45}",
         "storage task_minutes {fillfactor=70}",

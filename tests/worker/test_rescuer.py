@@ -63,6 +63,7 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
         slots,
         Admitter(runtime, queue, most_ready=1, poll_interval=timedelta(seconds=1)),
         timers=None,
+        looks=None,
         janitor=Janitor(runtime),
     )
     heartbeat = Heartbeat(

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.journey
 WAITING_ENDS = (
     "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)"
     " WHERE NOT granted AND relation = CAST('pgqueue.batches' AS regclass)"
-    " AND application_name LIKE '% batches'"
+    " AND application_name LIKE '% looks'"
 )
 MODULES: dict[str, Any] = {"modules": ["batch_tasks"], "poll_interval": 0.2}
 
@@ -35,8 +35,11 @@ def add_batch(rig: Rig, *, jobs: int = 1, left: int = 0) -> int:
 
 
 def callbacks(rig: Rig) -> list[int]:
-    """The batches whose callbacks are in the tables."""
-    statement = "SELECT CAST(args->>'batch_id' AS bigint) FROM pgqueue.jobs WHERE task LIKE '%told'"
+    """The batches whose callbacks have been released."""
+    statement = (
+        "SELECT CAST(args->>'batch_id' AS bigint) FROM pgqueue.jobs WHERE task LIKE '%told'"
+        " AND id NOT IN (SELECT node_id FROM pgqueue.blocked)"
+    )
     return sorted(row[0] for row in rig.rows(statement))
 
 
@@ -62,7 +65,7 @@ def test_a_worker_that_is_killed_while_it_ends_a_batch_leaves_it_to_another(rig:
     dying = rig.start(**MODULES)
     batch = add_batch(rig)
     with rig.engine.begin() as blocking:
-        # An end locks its batch, inserts the callback, and waits here.
+        # A look locks the batch, and waits here to write its end.
         blocking.execute(text("LOCK TABLE pgqueue.batches IN SHARE MODE"))
         rig.until(lambda: rig.scalar(WAITING_ENDS), what="it ends the batch")
         dying.kill()
