@@ -79,7 +79,7 @@ ENDED = "SELECT count(*) FROM pgqueue.jobs WHERE finished_at > :began"
         "rescue_loses_the_message": "no worker will ever run it",
         "admissions_beside_each_other": "ran at once",
         "retries_take_no_token": "within a second",
-        "ends_without_lock": f"batches have two callbacks|{SAMPLED}",
+        "looks_without_lock": f"batches have ended before their last job|{SAMPLED}",
         "additions_without_lock": f"batches have ended before their last job|{SAMPLED}",
         "changes_jobs_that_have_started": "was asked for last",
         "keeps_the_key_at_the_start": "chains have stopped early",

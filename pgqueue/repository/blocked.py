@@ -103,7 +103,8 @@ def batches_to_look_at() -> sa.Executable:
     is_batch = blocked.c.node_id < sa.literal_column("0")
     batch_id = sa.case((is_batch, -blocked.c.node_id), else_=-blocked.c.waits_for)
     given = blocked.c.waits_for == sa.any_(array_parameter("node_ids", sa.BigInteger))
-    return sa.select(batch_id).distinct().where(given, is_over(blocked.c.waits_for))
+    found = sa.select(batch_id.label("id")).distinct().where(given, is_over(blocked.c.waits_for))
+    return found.order_by("id")
 
 
 @cache
