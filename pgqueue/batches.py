@@ -152,7 +152,7 @@ class NewBatch(OpenBatch):
 
     def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
         if job_ids:
-            rows.watch_newest(self.id, job_ids)
+            rows.watch(self.id, max(job_ids))
         for parameter, callback in self._callbacks.items():
             when = [OUTCOMES[parameter]]
             if parameter == "on_failure" and "on_cancelled" not in self._callbacks:

@@ -80,14 +80,6 @@ def add_batch(*, named: bool) -> sa.Executable:
 
 
 @cache
-def watch_newest() -> sa.Executable:
-    """Let a new batch watch the newest of its jobs, unless a savepoint has undone them."""
-    newest = sa.select(pg.max(jobs.c.id)).where(jobs.c.id == IDS).scalar_subquery()
-    watched = sa.func.coalesce(newest, sa.literal_column(str(NOTHING), sa.BigInteger))
-    return sa.update(blocked).where(NODE).values(waits_for=watched)
-
-
-@cache
 def keep_open() -> sa.Executable:
     """Lock an open batch, so that it cannot end before this transaction does; no row if it has.
 
@@ -423,10 +415,9 @@ class Batches:
         statement = add_batch(named=bool(application))
         return int(self._executor.execute(statement, row).scalar_one())
 
-    def watch_newest(self, batch_id: int, job_ids: Sequence[int]) -> None:
-        """Let a batch watch the newest of the jobs that were added to it."""
-        newest = sorted(job_ids)[-JOBS_IN_A_STATEMENT:]
-        self._run(watch_newest(), batch_id, job_ids=array_of(map(str, newest)))
+    def watch(self, batch_id: int, job_id: int) -> None:
+        """Let a batch watch one of its jobs.  If the job has ended, the sweep finds another."""
+        self._run(watch_job(), batch_id, job_id=job_id)
 
     def add_callback(self, batch_id: int, callback: Callback, *, when: Sequence[str]) -> None:
         """Enqueue a job that starts after a batch, if the batch ends with one of these outcomes."""
@@ -510,7 +501,7 @@ class Batches:
             counts = Counts(*self._run(count_jobs(), batch_id).one())
             watched = counts.newest_unfinished  # requeued since
         if watched is not None:
-            self._run(watch_job(), batch_id, job_id=watched)
+            self.watch(batch_id, watched)
             return Look(watches=watched)
         self._end(batch_id, counts)
         return self._release(batch_id, notify=notify)._replace(has_ended=True)

@@ -48,17 +48,19 @@ def until_all_told(rig: Rig, *batches: int) -> None:
 
 
 @pytest.mark.timed
-def test_a_batch_ends_within_three_seconds_of_its_last_job(rig: Rig) -> None:
+def test_a_batch_ends_within_moments_of_its_last_job(rig: Rig) -> None:
+    """Several, one after the other: the sweep alone would come too late for one of them."""
     rig.start(**MODULES)
 
-    batch = add_batch(rig, jobs=20)
-    until_all_told(rig, batch)
+    for _ in range(5):
+        until_all_told(rig, add_batch(rig, jobs=20))
 
     late = rig.scalar(
-        "SELECT extract(epoch FROM (SELECT ended_at FROM pgqueue.batches) - max(finished_at))"
-        " FROM pgqueue.jobs WHERE task LIKE '%piece'"
+        "SELECT max(extract(epoch FROM ended_at - (SELECT max(finished_at) FROM pgqueue.jobs"
+        " JOIN pgqueue.batch_jobs ON job_id = jobs.id WHERE batch_id = batches.id)))"
+        " FROM pgqueue.batches"
     )
-    assert late < promised(3)
+    assert late < promised(0.4)
 
 
 def test_a_worker_that_is_killed_while_it_ends_a_batch_leaves_it_to_another(rig: Rig) -> None:

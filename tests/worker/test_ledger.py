@@ -4,6 +4,7 @@ import pytest
 
 from pgqueue.outcomes import Succeeded
 from pgqueue.repository.claim import Claimed
+from pgqueue.repository.rescue import Rescued
 from pgqueue.worker.attempt_counts import AttemptCounts
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.ledger import STALE, Ledger
@@ -54,3 +55,19 @@ def test_successes_are_counted_once_whether_or_not_somebody_listens(listens: boo
     assert ledger.ended() == 2
     assert [row["succeeded"] for row in statistics.take().minutes()] == [2]
     assert told == ["succeeded", "succeeded"] * listens
+
+
+def test_those_that_look_at_batches_are_told_of_each_end_of_a_job_in_one() -> None:
+    told: list[int] = []
+    ledger = Ledger()
+    ledger.on_ended = told.extend
+    in_batch = [claimed(number)._replace(meta='{"pgqueue.batch": 7}') for number in range(4)]
+    other = claimed(9)._replace(meta='{"trace": "pgqueue"}')
+
+    ledger.succeeded([(in_batch[0], Succeeded()), (other, Succeeded())])
+    ledger.settled([(in_batch[1], Succeeded())], {1: "cancelled"})
+    ledger.stale(in_batch[2])
+    ledger.rescued([Rescued(3, "failed", "t", "q", 1, 1, in_batch[3].meta)])
+    ledger.rescued([Rescued(8, "failed", "t", "q", 1, 1, None)])
+
+    assert told == [0, 1, 2, 3]
