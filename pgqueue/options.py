@@ -331,8 +331,8 @@ class Options:
         """Return what meta notes of the options with these names, which one enqueue has given."""
         values = {
             RESERVED + each.name: getattr(self, each.name)
-            for each in OPTIONS
-            if each.name in names and each.metadata["from_meta"] is not None
+            for each in FROM_META
+            if each.name in names
         }
         return {
             key: value.total_seconds() if isinstance(value, timedelta) else value
@@ -344,7 +344,7 @@ class Options:
 
         A row written by hand may have anything there: a wrong value counts as none.
         """
-        if meta is None or RESERVED not in meta:
+        if meta is None or not any(RESERVED + each.name in meta for each in FROM_META):
             return self
         try:
             stored = json.loads(meta)
@@ -353,8 +353,8 @@ class Options:
         if not isinstance(stored, dict):
             return self
         changed: dict[str, Any] = {}
-        for each in OPTIONS:
-            if each.metadata["from_meta"] is None or RESERVED + each.name not in stored:
+        for each in FROM_META:
+            if RESERVED + each.name not in stored:
                 continue
             with suppress(ValueError, TypeError, OverflowError):
                 own = stored[RESERVED + each.name]
@@ -418,6 +418,8 @@ class Options:
 
 OPTIONS = tuple(each for each in fields(Options) if each.name != "task")
 """The declarations of all options of tasks and jobs."""
+FROM_META = tuple(each for each in OPTIONS if each.metadata["from_meta"] is not None)
+"""The options that an enqueue notes in the meta of its job."""
 
 
 @dataclass(frozen=True, slots=True)

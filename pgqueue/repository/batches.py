@@ -35,8 +35,6 @@ from pgqueue.repository.tables import (
     FAILED,
     Executor,
     among,
-    array_of,
-    array_parameter,
     batch_jobs,
     batches,
     blocked,
@@ -54,7 +52,6 @@ from pgqueue.rules.retention import Retention
 BATCH = sa.bindparam("batch_id", type_=sa.BigInteger)
 NODE = blocked.c.node_id == -sa.cast(BATCH, sa.BigInteger)
 """The row of a batch in ``blocked``, which it has until it ends."""
-IDS = sa.any_(array_parameter("job_ids", sa.BigInteger))
 AFTER = sa.bindparam("after", type_=sa.BigInteger)
 IS_OPEN = batches.c.ended_at.is_(None)
 NOW = pg.statement_timestamp()
@@ -98,7 +95,8 @@ def is_known() -> sa.Executable:
 @cache
 def add_jobs() -> sa.Executable:
     """Add jobs by their ids.  Those that a savepoint has undone meanwhile are left out."""
-    rows = sa.select(sa.cast(BATCH, sa.BigInteger), jobs.c.id).where(jobs.c.id == IDS)
+    ids = sa.cast(sa.bindparam("job_ids"), sa.ARRAY(sa.BigInteger))
+    rows = sa.select(sa.cast(BATCH, sa.BigInteger), jobs.c.id).where(jobs.c.id == sa.any_(ids))
     return pg_insert(batch_jobs).from_select(["batch_id", "job_id"], rows).on_conflict_do_nothing()
 
 
@@ -441,8 +439,8 @@ class Batches:
 
     def add_jobs(self, batch_id: int, job_ids: Sequence[int]) -> None:
         for start in range(0, len(job_ids), JOBS_IN_A_STATEMENT):
-            part = job_ids[start : start + JOBS_IN_A_STATEMENT]
-            self._run(add_jobs(), batch_id, job_ids=array_of(map(str, part)))
+            part = list(job_ids[start : start + JOBS_IN_A_STATEMENT])
+            self._run(add_jobs(), batch_id, job_ids=part)
 
     def due_counts(self, *, after: int, limit: int) -> list[int]:
         """The first batches after an id that are to be counted.  Locks nothing."""
