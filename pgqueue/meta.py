@@ -1,7 +1,8 @@
 """The meta and the tags of a job: what an application notes beside the arguments."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pgqueue.arguments.json_copy import JsonCopy
@@ -60,6 +61,18 @@ def is_in_batch(text: str | None) -> bool:
     A batch to which an enqueue has added a job that held its unique key is not noted there.
     """
     return text is not None and OF_BATCH in text
+
+
+def batches_in(texts: Iterable[str]) -> set[int]:
+    """Return the batches that stored metas name.  A row written by hand may name anything."""
+    found: set[int] = set()
+    for text in texts:
+        with suppress(ValueError, RecursionError):
+            meta = json.loads(text)
+            batch_id = meta.get(OF_BATCH) if isinstance(meta, dict) else None
+            if isinstance(batch_id, int) and 0 < batch_id < 2**63:
+                found.add(batch_id)
+    return found
 
 
 def read_meta(text: str | None) -> dict[str, Any]:

@@ -99,12 +99,15 @@ def swept() -> sa.Executable:
 
 @cache
 def batches_to_look_at() -> sa.Executable:
-    """The batches that watch one of these nodes, or whose callbacks do, if its end is over."""
+    """The batches that watch one of these nodes, or whose callbacks do, or that are one of them;
+    each if its watch is over."""
     is_batch = blocked.c.node_id < sa.literal_column("0")
-    batch_id = sa.case((is_batch, -blocked.c.node_id), else_=-blocked.c.waits_for)
-    given = blocked.c.waits_for == sa.any_(array_parameter("node_ids", sa.BigInteger))
-    found = sa.select(batch_id.label("id")).distinct().where(given, is_over(blocked.c.waits_for))
-    return found.order_by("id")
+    batch_id = sa.case((is_batch, -blocked.c.node_id), else_=-blocked.c.waits_for).label("id")
+    given = sa.any_(array_parameter("node_ids", sa.BigInteger))
+    # A branch for each index.
+    over = sa.select(batch_id).where(is_over(blocked.c.waits_for))
+    branches = (over.where(column == given) for column in (blocked.c.waits_for, blocked.c.node_id))
+    return sa.union(*branches).order_by("id")
 
 
 @cache
@@ -190,7 +193,7 @@ class BlockedNodes:
         return over, swept_to
 
     def batches_to_look_at(self, node_ids: Iterable[int]) -> list[int]:
-        """The batches for which the end of one of these nodes counts."""
+        """The batches to look at, of these nodes and of those for which their end counts."""
         given = {"node_ids": array_of(map(str, node_ids))}
         return list(self._executor.execute(batches_to_look_at(), given).scalars())
 

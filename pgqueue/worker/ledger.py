@@ -13,7 +13,7 @@ from pgqueue.events import AttemptOutcome, attempt_outcome
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.ended import log_job_failure
 from pgqueue.handler.error_reports import log_fields
-from pgqueue.meta import is_in_batch
+from pgqueue.meta import batches_in, is_in_batch
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.rescue import Rescued
@@ -74,7 +74,8 @@ class Ledger:
         """Called with the jobs of forgotten attempts, if limits are in use.  Set before the
         first claim: the admitter, which is called, is made after the ledger."""
         self.on_ended: Callable[[Iterable[int]], object] | None = None
-        """Called with jobs of batches whose settle is committed.  Set before the first claim."""
+        """Called with jobs of batches whose settle is committed, and with these batches, as nodes.
+        Set before the first claim."""
         self._counting = Lock()
         self._times: dict[int, tuple[float, float]] = {}
         """When the handlers of unsettled attempts ran, by message; empty if there are no events."""
@@ -202,11 +203,14 @@ class Ledger:
             self.counts[outcome] += number
 
     def _tell_of_ends(self, jobs: Iterable[Claimed | Rescued]) -> None:
-        """Tell those that look at batches; a job that is retried ends nothing, and costs a read."""
+        """Tell those that look at batches; a job that is retried ends nothing, and costs a read.
+
+        Also names the batches: the last look at one may have met an addition, and left it.
+        """
         if self.on_ended is None:
             return
-        if in_batches := [job.job_id for job in jobs if is_in_batch(job.meta)]:
-            self.on_ended(in_batches)
+        if metas := {job.job_id: job.meta for job in jobs if job.meta and is_in_batch(job.meta)}:
+            self.on_ended([*metas, *(-batch_id for batch_id in batches_in(set(metas.values())))])
 
     def _forget(self, jobs: Sequence[Claimed]) -> None:
         if self.on_settled is not None:

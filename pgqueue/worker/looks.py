@@ -31,7 +31,8 @@ class Looks(Loop):
         self._ended: deque[int] = deque()
 
     def ended(self, node_ids: Iterable[int]) -> None:
-        """Look at what watches these nodes, whose end is committed.  Any thread may call it."""
+        """Look at these nodes, and at what watches them: jobs whose end is committed, and batches.
+        Any thread may call it."""
         self._ended.extend(node_ids)
         self.wake()
 

@@ -114,6 +114,21 @@ def test_a_look_before_the_commit_of_an_end_sees_nothing_and_one_after_it_does(
     assert look(looking, last) == 1
 
 
+def test_an_end_makes_up_for_a_look_that_has_met_an_addition(
+    engine: Engine, members: list[int], looking: Connection
+) -> None:
+    end(engine, *members)
+    with Session(engine) as session:
+        with queue.extend_batch(session, 1):
+            added = piece.enqueue(session).id
+        assert look(looking, members[-1]) == 0
+        session.commit()
+    end(engine, added)
+
+    assert look(looking, added) == 0  # nothing watches it
+    assert look(looking, added, -1) == 1
+
+
 @pytest.mark.parametrize("place", [0, -1], ids=["before the watch", "behind the watch"])
 def test_a_job_that_is_requeued_after_the_watch_has_passed_it_counts(
     engine: Engine, members: list[int], looking: Connection, place: int
