@@ -18,7 +18,7 @@ RESERVED = "pgqueue."
 """Keys of meta that begin so are written by pgqueue only."""
 
 OF_BATCH = f"{RESERVED}batch"
-"""The key of a job's batch: a claim returns the meta, so a worker knows which ends count."""
+"""The key of a job's batch: a claim returns the meta, so its worker knows the batch."""
 
 
 def checked_meta(where: str, meta: Any) -> dict[str, Any]:
@@ -55,16 +55,11 @@ def meta_in_batch(text: str | None, batch_id: int) -> str:
     return write({**json.loads(text or "{}"), OF_BATCH: batch_id})
 
 
-def is_in_batch(text: str | None) -> bool:
-    """Whether a job may be in a batch, by its stored meta.
-
-    A batch to which an enqueue has added a job that held its unique key is not noted there.
-    """
-    return text is not None and OF_BATCH in text
-
-
 def batches_in(texts: Iterable[str]) -> set[int]:
-    """Return the batches that stored metas name.  A row written by hand may name anything."""
+    """Return the batches that stored metas name.  A row written by hand may name anything.
+
+    A batch to which an enqueue has added the job that held its unique key is not named there.
+    """
     found: set[int] = set()
     for text in texts:
         with suppress(ValueError, RecursionError):

@@ -9,7 +9,7 @@ unfinished one, or it is released.
 What makes this safe: who writes, commits, and reads then.  Of an end and a new watch, the second
 sees the first::
 
-    end     commits the end of a job, then reads who watches the job
+    end     commits the end of a job, then reads whether the watch of the job's batch is over
     watch   commits that a node watches the job, then reads whether the job has ended
 
 A worker that dies in between leaves a node whose watch is over.  Upkeep reads these (the *sweep*),

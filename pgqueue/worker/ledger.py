@@ -13,7 +13,7 @@ from pgqueue.events import AttemptOutcome, attempt_outcome
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.ended import log_job_failure
 from pgqueue.handler.error_reports import log_fields
-from pgqueue.meta import batches_in, is_in_batch
+from pgqueue.meta import OF_BATCH, batches_in
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.rescue import Rescued
@@ -74,8 +74,8 @@ class Ledger:
         """Called with the jobs of forgotten attempts, if limits are in use.  Set before the
         first claim: the admitter, which is called, is made after the ledger."""
         self.on_ended: Callable[[Iterable[int]], object] | None = None
-        """Called with jobs of batches whose settle is committed, and with these batches, as nodes.
-        Set before the first claim."""
+        """Called with the batches of jobs whose settle is committed, as nodes.  Set before the
+        first claim."""
         self._counting = Lock()
         self._times: dict[int, tuple[float, float]] = {}
         """When the handlers of unsettled attempts ran, by message; empty if there are no events."""
@@ -203,14 +203,14 @@ class Ledger:
             self.counts[outcome] += number
 
     def _tell_of_ends(self, jobs: Iterable[Claimed | Rescued]) -> None:
-        """Tell those that look at batches; a job that is retried ends nothing, and costs a read.
+        """Name the batches of these jobs to those that look at batches.
 
-        Also names the batches: the last look at one may have met an addition, and left it.
+        A job that is retried has not ended, and costs a read.
         """
         if self.on_ended is None:
             return
-        if metas := {job.job_id: job.meta for job in jobs if job.meta and is_in_batch(job.meta)}:
-            self.on_ended([*metas, *(-batch_id for batch_id in batches_in(set(metas.values())))])
+        if metas := {job.meta for job in jobs if job.meta is not None and OF_BATCH in job.meta}:
+            self.on_ended([-batch_id for batch_id in batches_in(metas)])
 
     def _forget(self, jobs: Sequence[Claimed]) -> None:
         if self.on_settled is not None:

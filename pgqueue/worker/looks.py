@@ -31,8 +31,8 @@ class Looks(Loop):
         self._ended: deque[int] = deque()
 
     def ended(self, node_ids: Iterable[int]) -> None:
-        """Look at these nodes, and at what watches them: jobs whose end is committed, and batches.
-        Any thread may call it."""
+        """Look at these nodes, and at what watches them: batches whose jobs have ended, and what a
+        sweep has found.  Any thread may call it."""
         self._ended.extend(node_ids)
         self.wake()
 

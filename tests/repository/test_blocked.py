@@ -86,7 +86,7 @@ def test_an_end_between_a_look_and_its_commit_is_seen_by_the_second_look(
     def end_the_first() -> None:
         end(engine, first)
         with engine.connect() as other:
-            assert look(other, first) == 0  # the watch is not committed yet
+            assert look(other, first, -1) == 0  # the watch is not committed yet
 
     steps: list[Callable[[], None]] = [lambda: None, end_the_first]
 
