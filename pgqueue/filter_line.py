@@ -13,6 +13,7 @@ from typing import Any
 
 from pgqueue.errors import OptionError
 from pgqueue.models import JobStatus
+from pgqueue.repository.conditions import LAST_ID as LAST_ID
 from pgqueue.repository.conditions import WRITTEN, JobFilter, ValueKind
 from pgqueue.repository.error_groups import LONGEST_MUTE as LONGEST_MUTE
 from pgqueue.repository.error_groups import in_hex as in_hex
@@ -20,7 +21,6 @@ from pgqueue.repository.error_groups import in_hex as in_hex
 LONGEST = 1000
 """Bytes of a line."""
 LONGEST_SPAN = timedelta(days=100 * 366)
-LAST_ID = 2**63 - 1
 UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds"}
 
 STATUSES: Mapping[str, dict[str, Any]] = {
