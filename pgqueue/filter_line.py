@@ -56,11 +56,11 @@ def parse(line: str) -> JobFilter | int:
     if line.isdecimal():
         return _number("a job", line)
     fields: dict[str, Any] = {}
-    place = 0
-    while place < len(line):
-        found = _TOKEN.match(line, place)
+    position = 0
+    while position < len(line):
+        found = _TOKEN.match(line, position)
         if found is None:
-            word = line[place:].split(maxsplit=1)[0]
+            word = line[position:].split(maxsplit=1)[0]
             raise OptionError(f"the filter has {word!r}; its words are {', '.join(WORDS)}")
         for name, value in _fields(found).items():
             if name in ("statuses", "args"):
@@ -68,7 +68,7 @@ def parse(line: str) -> JobFilter | int:
             elif name in fields:
                 raise OptionError(f"the filter has {found['name']}: twice")
             fields[name] = value
-        place = found.end()
+        position = found.end()
     if "args" in fields:
         fields["args"] = tuple(fields["args"].items())
     if fields.keys() & {"are_due", "are_retried"} and len(fields["statuses"]) > 1:

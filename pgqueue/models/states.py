@@ -36,6 +36,7 @@ WAITING = (JobStatus.PENDING, JobStatus.BLOCKED)
 UNFINISHED = (*WAITING, JobStatus.RUNNING)
 """The jobs without an outcome."""
 DEAD = (JobStatus.FAILED, JobStatus.CANCELLED)
+"""The jobs with a dead letter."""
 ENDED = (JobStatus.SUCCEEDED, *DEAD)
 
 

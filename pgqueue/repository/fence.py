@@ -72,10 +72,10 @@ def deleted_leases(given: Any) -> sa.CTE:
         .offset(AS_IT_STANDS)
         .lateral("lease")
     )
-    places = sa.select(lease.c.ctid).select_from(given.join(lease, sa.true()))
+    ctids = sa.select(lease.c.ctid).select_from(given.join(lease, sa.true()))
     return (
         sa.delete(leases)
-        .where(among(places) == CTID, leases.c.worker_id == WORKER)
+        .where(among(ctids) == CTID, leases.c.worker_id == WORKER)
         .returning(*lease_columns())
         .cte("gone")
     )

@@ -255,18 +255,18 @@ def _standing_in(
     """The ids of the jobs of one status, and the column that orders them."""
     message: list[sa.ColumnElement[Any]] = [NO_MESSAGE] if with_messages else []
     if status in (JobStatus.RUNNING, JobStatus.SUCCEEDED):
-        words = [Job.status == status, *which.clauses(jobs, jobs.c.id)]
-        return sa.select(jobs.c.id, *message).where(*words), jobs.c.id
+        clauses = [Job.status == status, *which.clauses(jobs, jobs.c.id)]
+        return sa.select(jobs.c.id, *message).where(*clauses), jobs.c.id
     state = STATES[status]
-    words = [*state.conditions, *which.clauses(state.table, state.job_id)]
+    clauses = [*state.conditions, *which.clauses(state.table, state.job_id)]
     if status in DEAD:
-        return sa.select(state.job_id.label("id"), *message).where(*words), state.job_id
+        return sa.select(state.job_id.label("id"), *message).where(*clauses), state.job_id
     # From the messages: the backlog limits their number, and nothing limits that of jobs.
     keys = MESSAGE_KEYS[state.table] if with_messages else [state.job_id.name]
     order = state.job_id.desc() if newest_first else state.job_id
     ordered = (
         sa.select(*(state.table.c[key] for key in keys))
-        .where(*words)
+        .where(*clauses)
         .order_by(order)
         .subquery("messages")
     )
