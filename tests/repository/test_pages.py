@@ -141,6 +141,9 @@ class TestPages:
         assert ids == Listing(history).ids(which)[::-1]
         assert [len(page) for page in pages] == [100] * 5 + [30]
 
+    def test_no_job_has_an_id_below_zero(self, history: Connection) -> None:
+        assert Pages(history).page(JobFilter(before=0), limit=1).jobs == []
+
     def test_pages_of_each_status_have_the_jobs_in_it(self, history: Connection) -> None:
         numbers = {}
         for status in JobStatus:
