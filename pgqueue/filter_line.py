@@ -13,6 +13,7 @@ from typing import Any
 
 from pgqueue.errors import OptionError
 from pgqueue.models import JobStatus
+from pgqueue.repository.conditions import LAST_ID as LAST_ID
 from pgqueue.repository.conditions import WRITTEN, JobFilter, ValueKind
 from pgqueue.repository.error_groups import LONGEST_MUTE as LONGEST_MUTE
 from pgqueue.repository.error_groups import in_hex as in_hex
@@ -20,7 +21,6 @@ from pgqueue.repository.error_groups import in_hex as in_hex
 LONGEST = 1000
 """Bytes of a line."""
 LONGEST_SPAN = timedelta(days=100 * 366)
-LAST_ID = 2**63 - 1
 UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds"}
 
 STATUSES: Mapping[str, dict[str, Any]] = {
@@ -56,11 +56,11 @@ def parse(line: str) -> JobFilter | int:
     if line.isdecimal():
         return _number("a job", line)
     fields: dict[str, Any] = {}
-    place = 0
-    while place < len(line):
-        found = _TOKEN.match(line, place)
+    position = 0
+    while position < len(line):
+        found = _TOKEN.match(line, position)
         if found is None:
-            word = line[place:].split(maxsplit=1)[0]
+            word = line[position:].split(maxsplit=1)[0]
             raise OptionError(f"the filter has {word!r}; its words are {', '.join(WORDS)}")
         for name, value in _fields(found).items():
             if name in ("statuses", "args"):
@@ -68,7 +68,7 @@ def parse(line: str) -> JobFilter | int:
             elif name in fields:
                 raise OptionError(f"the filter has {found['name']}: twice")
             fields[name] = value
-        place = found.end()
+        position = found.end()
     if "args" in fields:
         fields["args"] = tuple(fields["args"].items())
     if fields.keys() & {"are_due", "are_retried"} and len(fields["statuses"]) > 1:

@@ -17,8 +17,9 @@ from pgqueue.operations.actions import Action
 from pgqueue.repository.conditions import WRITTEN as WRITTEN
 from pgqueue.repository.conditions import Conditions, JobFilter
 from pgqueue.repository.conditions import ValueKind as ValueKind
+from pgqueue.repository.job_line import JobLine
 from pgqueue.repository.listing import FoundJob, Listing
-from pgqueue.repository.pages import JobLine, Pages
+from pgqueue.repository.pages import Pages
 from pgqueue.repository.tables import Executor
 from pgqueue.tasks import Task
 
@@ -286,7 +287,7 @@ class Selection:
         listing = Listing(session)
         which = replace(self.which, after=max(after, self.which.after or 0))
         end = None
-        if which.words_of_row():
+        if which.clauses_of_row():
             end = listing.next_id(which.after or 0, size=WINDOW)
         if end is not None:
             # Jobs that came later are no part of the action.

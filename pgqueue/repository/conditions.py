@@ -27,6 +27,9 @@ from pgqueue.repository.tables import (
 from pgqueue.rules.limits import name_of
 from pgqueue.rules.unique import stored_forms
 
+LAST_ID = 2**63 - 1
+"""The highest id of a job, an end of the type ``bigint``."""
+
 MESSAGES = [STATES[status].table for status in WAITING]
 """The tables that have the messages of jobs that wait."""
 
@@ -54,7 +57,7 @@ class ValueKind(StrEnum):
 class By(Enum):
     """Which row answers a condition."""
 
-    POSITION = "place"
+    POSITION = "position"
     """That of a message, by its key."""
     ID = "id"
     """The one with the job's id, in each table that has the job."""
@@ -133,8 +136,8 @@ def _error(value: int, table: sa.Table, id: sa.ColumnElement[int]) -> sa.ColumnE
     return id.in_(sa.select(dead_letters.c.job_id).where(has_error))
 
 
-def _is(word: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    return sa.type_coerce(word, sa.Boolean)
+def _is(clause: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    return sa.type_coerce(clause, sa.Boolean)
 
 
 def _tag(value: str, *_: Any) -> sa.ColumnElement[bool]:
@@ -264,28 +267,34 @@ class JobFilter:
         is_value = key is not None and key != name_of(key)
         return replace(self, args=(), unique_key=None, limit_key=None if is_value else key)
 
+    def between(self, *, after: int = 0, before: int) -> "JobFilter":
+        """The filter, only for jobs with ids between these two as well."""
+        after = after if self.after is None else max(after, self.after)
+        before = before if self.before is None else min(before, self.before)
+        return replace(self, after=after or None, before=before)
+
     def given(self) -> dict[str, Any]:
         """The conditions that are given, by their names."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {each.name: values[each.name] for each in fields(self) if _is_given(each, values)}
 
-    def words(self, table: sa.Table, id: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
+    def clauses(self, table: sa.Table, id: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
         """The conditions, without the status, for a table with columns task and queue."""
-        of_job = self.words_of_row()
+        of_job = self.clauses_of_row()
         if of_job and table is not jobs:
             # One probe by key for each row; an EXISTS could become a join that reads all jobs.
             each = sa.select(sa.and_(*of_job)).where(jobs.c.id == id).correlate_except(jobs)
             of_job = [each.scalar_subquery().is_(sa.true())]
-        return [*self.words_of_place(table), *self._answered(By.ID, table, id), *of_job]
+        return [*self.clauses_of_position(table), *self._answered(By.ID, table, id), *of_job]
 
-    def words_of_place(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
+    def clauses_of_position(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
         """The conditions that the key of a message answers."""
         return list(self._answered(By.POSITION, table, jobs.c.id))
 
-    def words_of_row(self) -> list[sa.ColumnElement[bool]]:
+    def clauses_of_row(self) -> list[sa.ColumnElement[bool]]:
         """The conditions that only the row of a job answers, and no index."""
         return [
-            sa.type_coerce(word, sa.Boolean) for word in self._answered(By.ROW, jobs, jobs.c.id)
+            sa.type_coerce(clause, sa.Boolean) for clause in self._answered(By.ROW, jobs, jobs.c.id)
         ]
 
     def _answered(
@@ -294,9 +303,9 @@ class JobFilter:
         given = self.given()
         for each in CONDITIONS:
             if each.name in given and each.metadata["by"] is by:
-                word = each.metadata["sql"](given[each.name], table, id)
-                if word is not None:
-                    yield word
+                clause = each.metadata["sql"](given[each.name], table, id)
+                if clause is not None:
+                    yield clause
 
 
 CONDITIONS: tuple[Field[Any], ...] = fields(JobFilter)[1:]

@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from pgqueue.errors import DuplicateJob
 from pgqueue.models import DEAD, Job
 from pgqueue.repository.admit import Admissions
-from pgqueue.repository.enqueue import Placed, holders
+from pgqueue.repository.enqueue import Enqueues, Placed
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import (
     DISPATCHED,
@@ -582,7 +582,7 @@ class Jobs:
                 return action()
 
         def holder() -> Placed | None:
-            return holders(self._executor, queue, [key]).get(key)
+            return Enqueues(self._executor).holders(queue, [key]).get(key)
 
         done: Change = raising_duplicate(in_savepoint, job_id, key, holder)
         return done

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from pgqueue import repository
 from pgqueue.models import SCHEMA, JobStatus
-from pgqueue.repository import listing, many, pages
+from pgqueue.repository import claim_order, id_order, listing, many
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.listing import MESSAGE_KEYS
 from pgqueue.repository.messages import Start
@@ -73,10 +73,10 @@ def all_statements() -> Iterator[tuple[str, str]]:
             queues=frozenset({"q"}),
             tags=frozenset({"tag"}),
         )
-        yield f"list_jobs {status}", words_of(pages.list_jobs(which, limit=9))
-    place = pages.Position()
-    yield "list_pending", words_of(pages.list_pending(which, place, place, limit=9))
-    yield "pending_window", words_of(pages.pending_window(which, place, size=9))
+        yield f"list_jobs {status}", words_of(id_order.list_jobs(which, limit=9))
+    start = claim_order.Position()
+    yield "list_pending", words_of(claim_order.list_pending(which, start, start, limit=9))
+    yield "end_of_window", words_of(claim_order.end_of_window(which, start, size=9))
     yield "job_details", words_of(listing.job_details(frozenset()))
     yield "attempts_of_job", words_of(listing.attempts_of_job(frozenset()))
 
@@ -109,7 +109,7 @@ def _arguments(build: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     if build in (many.change_pending, many.change_blocked):
         others["columns"] = [("priority", "run_at"), ("priority", "queue")]
     others["callbacks"] = [("on_failure", "on_success"), ("on_cancelled",)]
-    others["table"] = [jobs, dead_letters] if build is pages.id_below else list(MESSAGE_KEYS)
+    others["table"] = [jobs, dead_letters] if build is id_order.id_below else list(MESSAGE_KEYS)
     values = [others.get(name, [False, True]) for name in names]
     for chosen in itertools.product(*values):
         yield dict(zip(names, chosen, strict=True))
