@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Self, Unpack, get_type_hints
 
 from pgqueue.arguments import Payload
-from pgqueue.checks import check_text, check_whole, checked_id
+from pgqueue.checks import check, check_text, check_whole, checked_id, instance
 from pgqueue.errors import ArgumentsError, JobNotFound, OptionError, PayloadError
 from pgqueue.filter_line import LAST_ID, LONGEST_SPAN, STATUSES, line_of, parse, read_fingerprint
 from pgqueue.models import JobStatus
@@ -28,8 +28,11 @@ MOST_COUNTED = 10_000
 """Jobs that a preview counts."""
 SAMPLES = 10
 
+IDS_OR_CONDITIONS = "Selection: ids and conditions are given; give one of them"
+
 FILTERS = Payload(JobFilter, task_name="filter", injected=0, hints=get_type_hints(JobFilter))
 """Filters as JSON data, which is checked as the arguments of jobs are."""
+ARGUMENTS = instance(Mapping, "a dict of arguments by name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Selection:
             if value is None:  # or a variable that is None would select more jobs
                 raise OptionError(f"Selection: {name} is None; leave it out, or give a value")
         if ids is not None and (given or wanted):
-            raise OptionError("Selection: ids and conditions are given; give one of them")
+            raise OptionError(IDS_OR_CONDITIONS)
         object.__setattr__(self, "ids", None if ids is None else _checked_ids(ids))
         object.__setattr__(self, "which", _checked_filter(given, wanted))
 
@@ -100,9 +103,22 @@ class Selection:
     def also(
         self, *, status: Iterable[JobStatus | str] = (), **conditions: Unpack[Conditions]
     ) -> Self:
-        """Those of the jobs of which more conditions hold; they take the place of given ones."""
-        more = _checked_filter({k: v for k, v in conditions.items() if v is not None}, [*status])
-        return self.of(replace(self.which, **more.given()))
+        """The selection with more conditions.
+
+        A condition replaces one of the same name that the selection has.
+
+        Args:
+            status: One status or several; omit it to keep those of the selection.
+            conditions: As of a selection; None is the same as a condition that is not given.
+
+        Raises:
+            OptionError: The selection has ids, or a condition is wrong.
+        """
+        given = {name: value for name, value in conditions.items() if value is not None}
+        more = _checked_filter(given, [*status]).given()
+        if self.ids is not None and more:
+            raise OptionError(IDS_OR_CONDITIONS)
+        return self.of(replace(self.which, **more), self.ids)
 
     @classmethod
     def from_line(cls, line: str) -> Self:
@@ -258,13 +274,19 @@ class Selection:
             raise JobNotFound(f"there is no job {min(missing)}")
 
     def count(self, session: Executor, *, limit: int | None = None) -> int:
-        """How many jobs match; at most ``limit``."""
+        """How many jobs match, or how many ids are given; at most ``limit``."""
         if self.ids is not None:
-            return len(self.ids)
+            return len(self.ids[:limit])
         return Listing(session).count(self.which, limit=limit)
 
     def preview(self, session: Executor, action: Action) -> Preview:
-        """Count the jobs that an action would change, and show the newest of them."""
+        """Count the jobs that an action would change, and show the newest of them.
+
+        Raises:
+            OptionError: The selection has ids, or the action is for none of its jobs.
+        """
+        if self.ids is not None:
+            raise OptionError("preview: ids are given; only jobs that match conditions are counted")
         which, listing = self.narrowed(action).which, Listing(session)
         return Preview(
             listing.count(which, limit=MOST_COUNTED + 1),
@@ -304,7 +326,8 @@ def _checked_filter(given: dict[str, Any], statuses: Sequence[JobStatus | str]) 
             raise OptionError(
                 f"Selection: there is no condition {name!r}; there are {', '.join(WRITTEN)}"
             )
-    if isinstance(given.get("args"), Mapping):
+    if "args" in given:
+        check("Selection: ", "args", given["args"], ARGUMENTS)
         given["args"] = tuple(given["args"].items())
     if "error" in given:
         given["error"] = checked_fingerprint("Selection: ", given["error"])
@@ -318,7 +341,7 @@ def _checked_filter(given: dict[str, Any], statuses: Sequence[JobStatus | str]) 
     try:
         for name, value in given.items():
             _check_value(name, value)
-        FILTERS.encode(given)
+        FILTERS.dumps(FILTERS.encode(given))
     except (ArgumentsError, PayloadError) as error:
         what = str(error).removeprefix("task filter: argument ").partition(": convert")[0]
         raise OptionError(f"Selection: {what}") from error
@@ -351,7 +374,3 @@ def _check_value(name: str, value: Any) -> None:
         raise OptionError(f"Selection: {name} is {value}, which is longer than a hundred years")
     elif name in WRITTEN and WRITTEN[name].metadata["kind"] in (ValueKind.JOB, ValueKind.BATCH):
         check_whole("Selection: ", name, value, -LAST_ID, LAST_ID)
-    elif name == "args":
-        for argument, one in value:
-            if "\0" in f"{argument}{one}":
-                raise OptionError(f"Selection: argument {argument!r} has a NUL character")
