@@ -177,7 +177,8 @@ class Outcome:
     def _at_once(self, session: Session, found: Sequence[FoundJob]) -> list[Result]:
         assert self._action.many is not None
         entry = self._lock(session)
-        left = [job for job in found if job.id > (entry.cursor or 0)]
+        # Another process with this action may have passed these jobs, or used up its limit.
+        left = [job for job in found if job.id > (entry.cursor or 0)][: _room(entry)]
         if entry.finished_at is not None or not left:
             return []
         # Since they were found, some may have moved on, to where they are not meant any more.
@@ -268,11 +269,13 @@ class Outcome:
     def _end(self) -> None:
         """Note that nothing is left to do, unless another process is still at it."""
         with self._begin() as session:
-            entry = self._lock(session)
+            entry, log = self._lock(session), OperatorActions(session)
             if entry.finished_at is None and not entry.left_ids:
                 if entry.id is not None:
-                    OperatorActions(session).move(entry, is_finished=True)
-                self.entry = replace(entry, finished_at=entry.at)
+                    log.move(entry, is_finished=True)
+                    self._lock(session)
+                else:
+                    self.entry = replace(entry, finished_at=log.now_and_last_job()[0])
 
 
 def within(selection: Selection, action: Action, context: ActionContext) -> Counter[Change]:
@@ -286,7 +289,8 @@ def within(selection: Selection, action: Action, context: ActionContext) -> Coun
         found, end = selection.found(context.connection, after=after, limit=limit)
         for start in range(0, len(found), PORTION):
             portion = found[start : start + PORTION]
-            done = {} if action.many is None else action.many(context, portion, {})
+            now = {job.id: None for job in portion}
+            done = {} if action.many is None else action.many(context, portion, now)
             counts.update(done.values())
             for job in portion:
                 if job.id not in done:
@@ -334,7 +338,7 @@ def _room(entry: LogEntry) -> int:
     limit = entry.options.get("limit")
     if not isinstance(limit, int):
         return READ_AHEAD
-    return max(0, min(READ_AHEAD, limit - entry.jobs - entry.skipped))
+    return max(0, min(READ_AHEAD, limit - entry.jobs - entry.skipped - len(entry.left_ids)))
 
 
 def spread_of(spread: timedelta | None, jobs: int | None) -> Mapping[str, float]:

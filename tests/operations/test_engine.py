@@ -16,11 +16,11 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import enqueue, enqueue_many, execute, wait_until
 from chaos.workers import FORKS
-from pgqueue import Job, JobStatus, Limit, MessageQueue, PgQueue
+from pgqueue import Change, Job, JobStatus, Limit, MessageQueue, PgQueue
 from pgqueue.errors import OptionError
 from pgqueue.models import WaitingMessage
 from pgqueue.operations import Operator, Outcome, Selection, engine, selection
-from pgqueue.operations.actions import ACTIONS
+from pgqueue.operations.actions import ACTIONS, ON_JOBS
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 from pgqueue.tasks.editing import Changes
@@ -133,6 +133,16 @@ class TestPortions:
         assert statuses(queue)[1] is JobStatus.CANCELLED
         with pytest.raises(OptionError, match="is finished"):
             going_on(queue, found)
+
+    def test_a_finished_action_says_when_it_has_finished(self, queue: PgQueue) -> None:
+        cancelled(queue, 1)
+
+        outcome = started(queue, "requeue").finish()
+
+        ended_at = logged(queue, outcome.entry.id).finished_at
+        assert outcome.entry.finished_at == ended_at
+        assert ended_at is not None
+        assert ended_at > outcome.entry.at
 
     def test_a_named_job_that_has_moved_on_is_skipped_with_the_reason(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 2)
@@ -608,6 +618,32 @@ class TestTwoAtOnce:
         assert (found.jobs, found.skipped) == (300, 0)
         assert messages(queue) == 300
 
+    def test_two_processes_with_one_action_do_not_exceed_its_limit(self, queue: PgQueue) -> None:
+        """Each of them has found other jobs, because one was cancelled between their searches."""
+        ids = cancelled(queue, 4)
+        with begin(queue) as session:
+            queue.requeue(session, ids[1])
+        action = started(queue, "requeue", limit=3).entry
+        other = going_on(queue, action)
+        lock = text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE")
+        entered = iter(range(99))
+
+        @contextmanager
+        def overtaken() -> Iterator[Session]:
+            if next(entered) == 2:  # three jobs have been found
+                with begin(queue) as session:
+                    queue.cancel(session, ids[1])
+                with begin(queue) as session:
+                    session.execute(lock, {"id": ids[1]})
+                    run(queue, other, stop_after=1)  # which leaves the locked job for later
+            with begin(queue) as session:
+                yield session
+
+        found = run(queue, Operator(queue, "ada", begin=overtaken).go_on(action.id or 0))
+
+        assert (found.jobs, sorted(found.first_ids)) == (3, ids[:3])
+        assert found.finished_at is not None
+
     def test_a_process_that_is_killed_in_an_action_loses_nothing_and_doubles_nothing(
         self, queue: PgQueue
     ) -> None:
@@ -651,6 +687,19 @@ def is_any_waiting(queue: PgQueue) -> bool:
     )
     with queue.engine.connect() as connection:
         return bool(connection.scalar(waits))
+
+
+def test_a_requeue_in_the_transaction_of_the_caller_is_one_statement(queue: PgQueue) -> None:
+    ids = cancelled(queue, 3)
+    sent: list[str] = []
+    event.listen(queue.engine, "before_cursor_execute", lambda *each: sent.append(each[2]))
+
+    with begin(queue) as session:
+        context = queue.action_context(session.connection())
+        counts = engine.within(Selection(status="cancelled"), ON_JOBS["requeue"], context)
+
+    assert counts == {Change.REQUEUED: len(ids)}
+    assert len([one for one in sent if "UPDATE pgqueue.jobs" in one]) == 1
 
 
 class TestPreview:
