@@ -42,7 +42,7 @@ from pgqueue.errors import ScheduleNotFound
 from pgqueue.filter_line import LONGEST_MUTE, in_hex
 from pgqueue.job_queue import PgQueue
 from pgqueue.operations import Outcome, Selection
-from pgqueue.operations.actions import ACTIONS, Action, Target
+from pgqueue.operations.actions import ACTIONS, ON_JOBS, JobAction, Target
 from pgqueue.operations.engine import NOT_FOUND
 from pgqueue.tasks.editing import Changes
 from pgqueue.terminal import harmless, print_json
@@ -55,7 +55,7 @@ SHOWN = 20
 class Verb:
     """A command on jobs: an action, and what only the command line has of it."""
 
-    action: Action
+    action: JobAction
     examples: tuple[str, ...]
     more: str = ""
     """What the help says besides."""
@@ -82,7 +82,7 @@ _args = click.option(
 
 JOB_VERBS = (
     Verb(
-        ACTIONS["requeue"],
+        ON_JOBS["requeue"],
         ("4711 4712", "--status failed --task mail.welcome"),
         "--args replaces some arguments before; it needs the app, which checks them."
         "  Jobs that are not, or no longer, failed or cancelled stay as they are.",
@@ -97,7 +97,7 @@ JOB_VERBS = (
         ),
     ),
     Verb(
-        ACTIONS["cancel"],
+        ON_JOBS["cancel"],
         ("4711 4712", "--batch 12"),
         "Jobs that have ended stay as they are.",
         (
@@ -109,12 +109,12 @@ JOB_VERBS = (
         ),
     ),
     Verb(
-        ACTIONS["run_now"],
+        ON_JOBS["run_now"],
         ("4711", "--task mail.send"),
         "Uses up no attempt.  Jobs that are due, running or ended stay as they are.",
     ),
     Verb(
-        ACTIONS["change"],
+        ON_JOBS["change"],
         ("4711 --priority 0", "--task mail.send --priority 9"),
         "The arguments that --args does not name stay; all are checked by the app, and a job "
         "whose arguments would be wrong is refused.  Jobs that are running or ended stay as they "
@@ -183,7 +183,7 @@ def _run(
     **options: Any,
 ) -> None:
     """Change the jobs; exit with 1 if one was refused, its key taken or its id wrong."""
-    action = ACTIONS["kill"] if kill else verb.action
+    action = ON_JOBS["kill"] if kill else verb.action
     conditions = {name: options.pop(name) for name in FILTERS}
     is_narrowed = limit is not None or any(value is not None for value in conditions.values())
     if job_ids and (statuses or is_narrowed):

@@ -16,7 +16,7 @@ from pgqueue.errors import OptionError
 from pgqueue.filter_line import LAST_ID, LONGEST_MUTE, in_hex
 from pgqueue.models import Job, JobStatus
 from pgqueue.operations import engine
-from pgqueue.operations.actions import ACTIONS, ON_JOBS, Action, ActionContext
+from pgqueue.operations.actions import ACTIONS, ON_JOBS, ActionContext, JobAction
 from pgqueue.operations.engine import LONGEST_SPREAD, Begin, Outcome
 from pgqueue.operations.operations import Operations
 from pgqueue.operations.selection import Selection, checked_fingerprint
@@ -458,7 +458,7 @@ def why_not_resumable(entry: LogEntry) -> str:
     return ""
 
 
-def _checked_action(name: str) -> Action:
+def _checked_action(name: str) -> JobAction:
     if name not in ON_JOBS:
         raise OptionError(f"there is no action {name!r} on jobs; there are {', '.join(ON_JOBS)}")
     return ON_JOBS[name]

@@ -29,7 +29,7 @@ from pgqueue.errors import (
     PgQueueError,
     UnknownTask,
 )
-from pgqueue.operations.actions import ACTIONS, Action, ActionContext
+from pgqueue.operations.actions import ON_JOBS, ActionContext, JobAction
 from pgqueue.operations.selection import Selection
 from pgqueue.redaction import redacted
 from pgqueue.repository.jobs import Change
@@ -115,7 +115,7 @@ class Outcome:
         self.last = None
         self._begin = begin
         self._prepare = prepare
-        self._action = ACTIONS[entry.action]
+        self._action = ON_JOBS[entry.action]
         self._jobs = Selection.from_target(entry.target).upto(entry.last_id)
         self._names_holder = names_holder
         self._rest = self._steps()
@@ -166,7 +166,7 @@ class Outcome:
     def _portion(self, found: Sequence[FoundJob]) -> Iterator[list[Result]]:
         """Change some jobs: at once those that one statement can, then the others one by one."""
         # Jobs that are named are changed one by one: each has its result, in order.
-        if self._action.many is None or self._jobs.ids is not None:
+        if self._jobs.ids is not None:
             yield from self._one_by_one([job.id for job in found])
             return
         with self._begin() as session:
@@ -175,7 +175,6 @@ class Outcome:
         yield from self._one_by_one(self.entry.left_ids)
 
     def _at_once(self, session: Session, found: Sequence[FoundJob]) -> list[Result]:
-        assert self._action.many is not None
         entry = self._lock(session)
         # Another process with this action may have passed these jobs, or used up its limit.
         left = [job for job in found if job.id > (entry.cursor or 0)][: _room(entry)]
@@ -278,7 +277,7 @@ class Outcome:
                     self.entry = replace(entry, finished_at=log.now_and_last_job()[0])
 
 
-def within(selection: Selection, action: Action, context: ActionContext) -> Counter[Change]:
+def within(selection: Selection, action: JobAction, context: ActionContext) -> Counter[Change]:
     """Do an action on jobs in the caller's transaction; return how many jobs, by the result.
 
     It is not in the log.
@@ -290,7 +289,7 @@ def within(selection: Selection, action: Action, context: ActionContext) -> Coun
         for start in range(0, len(found), PORTION):
             portion = found[start : start + PORTION]
             now = {job.id: None for job in portion}
-            done = {} if action.many is None else action.many(context, portion, now)
+            done = action.many(context, portion, now)
             counts.update(done.values())
             for job in portion:
                 if job.id not in done:
@@ -302,13 +301,12 @@ def within(selection: Selection, action: Action, context: ActionContext) -> Coun
 
 def _change(
     context: ActionContext,
-    action: Action,
+    action: JobAction,
     job_id: int,
     run_at: datetime | None,
     *,
     names_holder: bool,
 ) -> Result:
-    assert action.one is not None
     try:
         return Result(job_id, action.one(context, job_id, run_at).name.lower())
     except JobNotFound as error:
@@ -325,8 +323,7 @@ def _change(
         raise JobLocked("another transaction has locked it") from error
 
 
-def _change_or_gone(context: ActionContext, action: Action, job_id: int) -> Change:
-    assert action.one is not None
+def _change_or_gone(context: ActionContext, action: JobAction, job_id: int) -> Change:
     try:
         return action.one(context, job_id, None)
     except JobNotFound:  # deleted as it succeeded, by keep=timedelta(0)

@@ -13,7 +13,7 @@ from pgqueue.checks import check, check_text, check_whole, checked_id, instance
 from pgqueue.errors import ArgumentsError, JobNotFound, OptionError, PayloadError
 from pgqueue.filter_line import LAST_ID, LONGEST_SPAN, STATUSES, line_of, parse, read_fingerprint
 from pgqueue.models import JobStatus
-from pgqueue.operations.actions import Action
+from pgqueue.operations.actions import JobAction
 from pgqueue.repository.conditions import WRITTEN as WRITTEN
 from pgqueue.repository.conditions import Conditions, JobFilter
 from pgqueue.repository.conditions import ValueKind as ValueKind
@@ -186,7 +186,7 @@ class Selection:
         )
         return self.of(which, self.ids)
 
-    def narrowed(self, action: Action) -> Self:
+    def narrowed(self, action: JobAction) -> Self:
         """Those of the jobs of a filter that an action is for.
 
         Raises:
@@ -279,7 +279,7 @@ class Selection:
             return len(self.ids[:limit])
         return Listing(session).count(self.which, limit=limit)
 
-    def preview(self, session: Executor, action: Action) -> Preview:
+    def preview(self, session: Executor, action: JobAction) -> Preview:
         """Count the jobs that an action would change, and show the newest of them.
 
         Raises:

@@ -20,7 +20,7 @@ from pgqueue import Change, Job, JobStatus, Limit, MessageQueue, PgQueue
 from pgqueue.errors import OptionError
 from pgqueue.models import WaitingMessage
 from pgqueue.operations import Operator, Outcome, Selection, engine, selection
-from pgqueue.operations.actions import ACTIONS, ON_JOBS
+from pgqueue.operations.actions import ON_JOBS
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 from pgqueue.tasks.editing import Changes
@@ -713,7 +713,7 @@ class TestPreview:
             enqueue(session, key="k")
 
         with queue.session() as session:
-            found = Selection.of(EVERY_QUEUE).preview(session, ACTIONS["requeue"])
+            found = Selection.of(EVERY_QUEUE).preview(session, ON_JOBS["requeue"])
 
         assert (found.jobs, found.keys_taken) == (13, 1)
         assert [job.id for job in found.samples] == ids[::-1][:10]

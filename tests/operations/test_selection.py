@@ -5,7 +5,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from pgqueue import OptionError, Selection
-from pgqueue.operations.actions import ACTIONS
+from pgqueue.operations.actions import ON_JOBS
 
 
 def test_a_selection_has_ids_or_conditions() -> None:
@@ -30,4 +30,4 @@ def test_ids_are_counted_as_they_are_given_and_have_no_preview(engine: Engine) -
     with Session(engine) as session:
         assert (jobs.count(session), jobs.count(session, limit=2)) == (3, 2)
         with pytest.raises(OptionError, match="preview: ids are given"):
-            jobs.preview(session, ACTIONS["requeue"])
+            jobs.preview(session, ON_JOBS["requeue"])

@@ -14,7 +14,7 @@ from pgqueue.dashboard.routing import Answer, Done, Page, Refused, Request, Rout
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import LONGEST
 from pgqueue.operations import Outcome, Selection
-from pgqueue.operations.actions import BUTTONS, ON_JOBS, Action
+from pgqueue.operations.actions import BUTTONS, ON_JOBS, JobAction
 from pgqueue.operations.selection import MOST_COUNTED
 
 LONGEST_WORK = 2.0
@@ -147,7 +147,7 @@ def _filter(request: Request, line: str, action: str) -> Selection:
     return request.scope(jobs)
 
 
-def _command(action: Action, line: str, spread: int) -> str:
+def _command(action: JobAction, line: str, spread: int) -> str:
     over = f" --spread {spread}m" if action.may_spread else ""
     return f"pgqueue {action.command} --where '{line}'{over}" if "'" not in line else ""
 
