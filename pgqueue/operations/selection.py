@@ -1,12 +1,14 @@
-"""``Selection``: these jobs, by their ids or by conditions.
+"""``Selection``: which jobs, by their ids or by conditions.
 
-Every face selects jobs by one: the commands, the dashboard, the log of operators, and Python.
+The commands, the dashboard, the log of operators and Python code all select jobs by it.  The
+commands and the dashboard import no repository, so this module exports ``WRITTEN`` and
+``ValueKind`` for them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Self, Unpack, get_type_hints
+from typing import Any, NamedTuple, Self, Unpack, get_type_hints
 
 from pgqueue.arguments import Payload
 from pgqueue.checks import check, check_text, check_whole, checked_id, instance
@@ -23,9 +25,9 @@ from pgqueue.repository.tables import Executor
 from pgqueue.tasks import Task
 
 WINDOW = 20_000
-"""Jobs of any kind among which the next ones are searched, where no index finds them."""
+"""How many jobs one statement looks through, where no index finds those that match."""
 MOST_COUNTED = 10_000
-"""Jobs that a preview counts."""
+"""How many jobs a preview counts at most."""
 SAMPLES = 10
 
 IDS_OR_CONDITIONS = "Selection: ids and conditions are given; give one of them"
@@ -46,12 +48,22 @@ class Preview:
     """How many of them cannot be requeued, because another job has their key."""
 
 
+class Window(NamedTuple):
+    """The next jobs of a selection, in ascending order of their ids."""
+
+    jobs: Sequence[FoundJob]
+    searched_to: int
+    """All jobs of the selection up to this id are in this window or in earlier ones."""
+    is_last: bool
+    """Whether the selection has no jobs after this window."""
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Selection:
-    """These jobs: those with some ids, or all that match every condition given.
+    """Which jobs: those with some ids, or all that match every condition.
 
     Args:
-        ids: The ids of jobs; then no condition may be given.
+        ids: The ids of jobs.  A selection has ids or conditions, not both.
         status: One status or several, as in ``Job.status``; all of them if it is omitted.
         conditions: As the options of ``pgqueue jobs`` and a filter line have them: ``task``,
             ``queue``, ``tag``, ``batch``, ``limit_key``, ``unique_key``, ``error`` (as ``pgqueue
@@ -94,7 +106,7 @@ class Selection:
 
     @classmethod
     def of(cls, which: JobFilter, ids: Iterable[int] | None = None) -> Self:
-        """The jobs of a filter; with ``ids``, those of them."""
+        """The jobs of a filter; with ``ids``, these jobs: the filter is then only a scope."""
         made = object.__new__(cls)
         object.__setattr__(made, "ids", None if ids is None else tuple(sorted(set(ids))))
         object.__setattr__(made, "which", which)
@@ -132,10 +144,10 @@ class Selection:
 
     @classmethod
     def from_target(cls, target: Mapping[str, Any]) -> Self:
-        """The jobs that an action in the log was begun for.
+        """The jobs of an action in the log.
 
         Raises:
-            OptionError: Code of another version has written it.
+            OptionError: Code of another version has written the filter.
         """
         if "jobs" in target:
             return cls(target["jobs"])
@@ -146,7 +158,7 @@ class Selection:
 
     @property
     def target(self) -> dict[str, Any]:
-        """The same as JSON data, for the log."""
+        """The selection as JSON data, for the log."""
         if self.ids is not None:
             return {"jobs": list(self.ids)}
         return {"filter": FILTERS.encode(self.which.given())}
@@ -166,19 +178,26 @@ class Selection:
             raise OptionError(f"{where}: which jobs? give their ids, or at least one condition")
 
     def in_state(self, word: str | None) -> Self:
-        """The same in a state, as ``due`` or ``failed`` (a word after ``status:``), or in any."""
+        """The selection with another state in place of its own.
+
+        ``word``: a word that a filter line may have after ``status:``, as ``due`` or ``failed``;
+        None for jobs in any state.
+        """
         any_state: dict[str, Any] = {"statuses": frozenset(), "are_due": None, "are_retried": None}
         which = replace(self.which, **{**any_state, **STATUSES.get(word or "", {})})
         return self.of(which, self.ids)
 
     @property
     def is_scoped(self) -> bool:
-        """Whether it is bound to what a limited user may see."""
+        """Whether the selection has only jobs that a limited user may see."""
         return self.which.queues is not None or self.which.tags is not None
 
     def scoped(self, queues: Iterable[str] | None, tags: Iterable[str] | None) -> Self:
-        """Those of the jobs that a limited user may see: in one of the queues, with one of the
-        tags; None for no limit."""
+        """The jobs of the selection that a limited user may see.
+
+        ``queues``, ``tags``: a job must be in one of these queues, and have one of these tags; None
+        for no limit.
+        """
         which = replace(
             self.which,
             queues=None if queues is None else frozenset(queues),
@@ -187,10 +206,10 @@ class Selection:
         return self.of(which, self.ids)
 
     def narrowed(self, action: JobAction) -> Self:
-        """Those of the jobs of a filter that an action is for.
+        """The jobs of a filter that an action is for; ids stay as they are.
 
         Raises:
-            OptionError: It is for none of them.
+            OptionError: The action is for none of the jobs.
         """
         if self.ids is not None:
             return self
@@ -207,7 +226,10 @@ class Selection:
         return self.of(replace(self.which, statuses=statuses, are_due=are_due))
 
     def at(self, now: datetime) -> Self:
-        """The same with times in place of spans, which mean other jobs later."""
+        """The selection with a time in place of each timedelta, counted back from ``now``.
+
+        So it selects the same jobs later.
+        """
         since, until = (
             now - time if isinstance(time, timedelta) else time
             for time in (self.which.created_after, self.which.created_before)
@@ -216,7 +238,7 @@ class Selection:
         return self.of(which, self.ids)
 
     def upto(self, last_id: int | None) -> Self:
-        """The jobs up to an id: without those that came later."""
+        """The jobs of a filter up to an id, without later ones; ids stay as they are."""
         if last_id is None or self.ids is not None:
             return self
         before = self.which.before
@@ -242,17 +264,17 @@ class Selection:
             raise OptionError(
                 "an action on jobs with an argument needs their task, too, one of this application"
             )
-        of = tasks.values() if task is None else [task]
-        secret = {name for each in of for name in each.settings.secret_args}
+        searched = tasks.values() if task is None else [task]
+        secret = {name for each in searched for name in each.settings.secret_args}
         if hidden := sorted({name for name, _ in self.which.args} & secret):
             raise OptionError(f"argument {hidden[0]} is secret: no filter finds it")
 
     def matching(self, session: Executor, job_ids: Sequence[int]) -> set[int]:
-        """Those of some jobs for which the conditions hold, but for their status."""
+        """The ids of those of some jobs that match all conditions except the status."""
         return set(Listing(session).matching(self.which, job_ids))
 
     def newest(self, session: Executor) -> int | None:
-        """The newest of the jobs; None if there is none."""
+        """The id of the newest job; None if there is no job."""
         if self.ids is not None:
             listing = Listing(session)
             matching = listing.matching(self.which, self.ids)
@@ -262,7 +284,7 @@ class Selection:
         return found[0].id if found else None
 
     def only(self, job_id: int) -> Self:
-        """One of the jobs."""
+        """One job of the selection, in the same scope."""
         scope = JobFilter(queues=self.which.queues, tags=self.which.tags)
         return self.of(scope, [job_id])
 
@@ -294,30 +316,36 @@ class Selection:
             listing.taken_keys(which, limit=MOST_COUNTED) if action.runs_again else 0,
         )
 
-    def found(
-        self, session: Executor, *, after: int, limit: int
-    ) -> tuple[list[FoundJob], int | None]:
-        """The next jobs behind an id, ascending, at most ``limit``; and the id up to which was
-        searched, if there may be more behind it.
+    def next_window(self, session: Executor, *, after: int, limit: int) -> Window:
+        """Search the jobs whose ids are above ``after``, and return at most ``limit`` of them.
 
-        Where no index finds the jobs, they are searched in windows: no statement takes long, and
-        one that is stopped is not searched again.
+        Where no index finds the jobs, one statement looks through at most ``WINDOW`` jobs of any
+        kind.  So no statement takes long, and an interrupted search continues where it has stopped.
         """
         if self.ids is not None:
-            return [FoundJob(id) for id in self.ids if id > after][:limit], None
+            jobs = [FoundJob(id) for id in self.ids if id > after][:limit]
+            return _window(jobs, after=after, limit=limit, end=None)
         listing = Listing(session)
-        which = replace(self.which, after=max(after, self.which.after or 0))
-        end = None
+        after = max(after, self.which.after or 0)
+        which, end = replace(self.which, after=after), None
         if which.words_of_row():
-            end = listing.next_id(which.after or 0, size=WINDOW)
+            end = listing.next_id(after, size=WINDOW)
         if end is not None:
-            # Jobs that came later are no part of the action.
+            # Later jobs do not belong to the selection: without this bound, a search could follow
+            # the jobs that are enqueued meanwhile for ever.
             end = end if which.before is None else min(end, which.before - 1)
-            if end <= (which.after or 0):
-                return [], None  # or it would search behind its last job for ever
+            if end <= after:
+                return Window([], after, is_last=True)
             which = replace(which, before=end + 1)
-        found = listing.found(which, limit=limit)
-        return found, None if len(found) == limit else end
+        return _window(listing.found(which, limit=limit), after=after, limit=limit, end=end)
+
+
+def _window(jobs: Sequence[FoundJob], *, after: int, limit: int, end: int | None) -> Window:
+    """``end``: the id at which the search has stopped; None if it has looked through all jobs."""
+    is_full = len(jobs) == limit
+    if end is not None and not is_full:
+        return Window(jobs, end, is_last=False)
+    return Window(jobs, jobs[-1].id if jobs else after, is_last=not is_full)
 
 
 def _checked_filter(given: dict[str, Any], statuses: Sequence[JobStatus | str]) -> JobFilter:
