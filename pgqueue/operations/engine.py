@@ -133,7 +133,7 @@ class ActionRun:
             for portion in _portions(window.jobs):
                 yield from self._portion(portion)
             if window.is_last or not progress.room(1):
-                self._finish()
+                self._end()
             elif window.searched_to > progress.cursor:
                 self._move_cursor(window.searched_to)
                 yield []
@@ -157,14 +157,10 @@ class ActionRun:
             return []
         # Jobs may have changed since they were found, and not match any more.
         matching = self._jobs.matching(session, [job.id for job in jobs])
-        times = {
-            job.id: progress.due_at(number)
-            for number, job in enumerate(jobs, progress.number_done)
-            if job.id in matching
-        }
-        changes = self._action.many(
-            self._prepare(session), [job for job in jobs if job.id in matching], times
-        )
+        numbered = enumerate(jobs, progress.number_done)
+        due = [(job, progress.due_at(number)) for number, job in numbered if job.id in matching]
+        times = {job.id: at for job, at in due}
+        changes = self._action.many(self._prepare(session), [job for job, _ in due], times)
         results = [Result(job_id, Effect[change.name]) for job_id, change in changes.items()]
         left = [job.id for job in jobs if job.id not in changes]
         progress.record(session, results, cursor=jobs[-1].id, left=left)
@@ -236,7 +232,7 @@ class ActionRun:
             if not self._progress.is_finished:
                 self._progress.record(session, [], cursor=searched_to)
 
-    def _finish(self) -> None:
+    def _end(self) -> None:
         """Finish, unless another process has left jobs that are still to be changed."""
         with self._begin() as session:
             self._progress.lock(session)

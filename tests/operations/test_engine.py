@@ -86,6 +86,32 @@ def messages(queue: PgQueue) -> int:
         return session.query(MessageQueue).count()
 
 
+def overtaken(queue: PgQueue, do: Callable[[], object]) -> Operator:
+    """An operator whose third transaction, after the first search, waits until this is done."""
+    transactions = iter(range(99))
+
+    @contextmanager
+    def begin_later() -> Iterator[Session]:
+        if next(transactions) == 2:
+            do()
+        with begin(queue) as session:
+            yield session
+
+    return Operator(queue, "ada", begin=begin_later)
+
+
+def cancel(queue: PgQueue, job_id: int) -> None:
+    with begin(queue) as session:
+        queue.cancel(session, job_id)
+
+
+@contextmanager
+def locked(queue: PgQueue, job_id: int) -> Iterator[None]:
+    with begin(queue) as session:
+        session.execute(text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE"), {"id": job_id})
+        yield
+
+
 class TestPortions:
     def test_all_that_match_are_changed_and_counted(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 205)
@@ -247,6 +273,16 @@ class TestPortions:
         assert (found.jobs, found.skipped, messages(queue)) == (2, 0, 2)
         assert found.finished_at is not None
 
+    def test_a_search_that_finds_more_than_it_may_return_leaves_no_job_out(
+        self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(selection, "WINDOW", 4)
+        monkeypatch.setattr(engine, "READ_AHEAD", 2)
+        cancelled(queue, 5)
+        execute(queue.engine, "UPDATE pgqueue.jobs SET last_error = 'no mail'")
+
+        assert run(queue, started(queue, "requeue", replace(CANCELLED, text="mail"))).jobs == 5
+
     def test_a_search_without_an_index_ends_at_the_last_job_of_the_action(
         self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -295,9 +331,7 @@ class TestPortions:
     ) -> None:
         ids = enqueue_many(queue.engine, 5)
         outcome = started(queue, "change", EVERY_QUEUE, changes=Changes(priority=9))
-        lock = text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE")
-        with begin(queue) as session:
-            session.execute(lock, {"id": ids[1]})
+        with locked(queue, ids[1]):
             stopped = run(queue, outcome, stop_after=1)
 
         found = run(queue, going_on(queue, stopped))
@@ -321,24 +355,34 @@ class TestPortions:
     ) -> None:
         first, second = enqueue_many(queue.engine, 2)
         which = replace(EVERY_QUEUE, statuses=frozenset([JobStatus.PENDING]))
-        entered = iter(range(99))
 
-        @contextmanager
-        def moving() -> Iterator[Session]:
-            if next(entered) == 2:  # it has been found
-                if "DELETE" in moved:
-                    leased(queue, second)
-                else:
-                    execute(queue.engine, moved, id=second)
-            with begin(queue) as session:
-                yield session
+        def move() -> None:
+            if "DELETE" in moved:
+                leased(queue, second)
+            else:
+                execute(queue.engine, moved, id=second)
 
-        ada = Operator(queue, "ada", begin=moving)
+        ada = overtaken(queue, move)
         outcome = ada.start("change", Selection.of(which), changes=Changes(priority=9))
         results = list(chain.from_iterable(outcome))
 
         assert [one.id for one in results] == [first, second]
         assert words in str(results[1])
+
+    def test_a_job_that_has_another_error_since_it_was_found_is_not_requeued(
+        self, queue: PgQueue
+    ) -> None:
+        first, second = cancelled(queue, 2)
+        change = "UPDATE pgqueue.jobs SET last_error = :error WHERE id >= :id"
+        execute(queue.engine, change, error="no mail", id=first)
+
+        ada = overtaken(queue, lambda: execute(queue.engine, change, error="other", id=second))
+        outcome = ada.start("requeue", Selection.of(replace(CANCELLED, text="mail"))).finish()
+
+        assert outcome.changed == 1
+        assert [str(one) for one in outcome.left] == [
+            f"{second}: unchanged, because it does not match any more"
+        ]
 
     def test_a_deadlock_with_another_transaction_is_told_as_a_lock(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 1)
@@ -624,24 +668,59 @@ class TestTwoAtOnce:
             queue.requeue(session, ids[1])
         action = started(queue, "requeue", limit=3).entry
         other = going_on(queue, action)
-        lock = text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE")
-        entered = iter(range(99))
 
-        @contextmanager
-        def overtaken() -> Iterator[Session]:
-            if next(entered) == 2:  # three jobs have been found
-                with begin(queue) as session:
-                    queue.cancel(session, ids[1])
-                with begin(queue) as session:
-                    session.execute(lock, {"id": ids[1]})
-                    run(queue, other, stop_after=1)  # which leaves the locked job for later
-            with begin(queue) as session:
-                yield session
+        def overtake() -> None:
+            cancel(queue, ids[1])
+            with locked(queue, ids[1]):
+                run(queue, other, stop_after=1)  # which leaves the locked job for later
 
-        found = run(queue, Operator(queue, "ada", begin=overtaken).go_on(action.id or 0))
+        found = run(queue, overtaken(queue, overtake).go_on(action.id or 0))
 
         assert (found.jobs, sorted(found.first_ids)) == (3, ids[:3])
         assert found.finished_at is not None
+
+    def test_of_named_jobs_each_is_changed_by_one_of_two_processes(self, queue: PgQueue) -> None:
+        ids = cancelled(queue, 2)
+        action = started(queue, "requeue", JobFilter(), ids).entry
+        other = going_on(queue, action)
+
+        outcome = overtaken(queue, lambda: run(queue, other, stop_after=1)).go_on(action.id or 0)
+        found = run(queue, outcome)
+
+        assert (found.jobs, found.skipped, outcome.counts) == (2, 0, {"requeued": 1})
+
+    def test_an_action_that_another_process_has_finished_stays_finished(
+        self, queue: PgQueue
+    ) -> None:
+        [job_id] = cancelled(queue, 1)
+        action = started(queue, "requeue").entry
+        other = going_on(queue, action)
+
+        def overtake() -> None:
+            with begin(queue) as session:
+                queue.requeue(session, job_id)
+            run(queue, other)
+            cancel(queue, job_id)
+
+        found = run(queue, overtaken(queue, overtake).go_on(action.id or 0))
+
+        assert (found.jobs, found.finished_at is not None) == (0, True)
+
+    def test_an_action_ends_when_the_jobs_that_another_process_has_left_are_done(
+        self, queue: PgQueue
+    ) -> None:
+        [job_id] = enqueue_many(queue.engine, 1)
+        action = started(queue, "requeue").entry
+        other = going_on(queue, action)
+
+        def overtake() -> None:  # this process has found no job
+            cancel(queue, job_id)
+            with locked(queue, job_id):
+                run(queue, other, stop_after=1)
+
+        found = run(queue, overtaken(queue, overtake).go_on(action.id or 0))
+
+        assert (found.jobs, found.left_ids, found.finished_at is not None) == (1, [], True)
 
     def test_a_process_that_is_killed_in_an_action_loses_nothing_and_doubles_nothing(
         self, queue: PgQueue
