@@ -34,13 +34,9 @@ from pgqueue.dashboard.routing import (
     Request,
     Route,
 )
-from pgqueue.database.bounded import (
-    LOCK_TIMEOUT,
-    NO_RIGHT,
-    STATEMENT_TIMEOUT,
-    BoundedTransactions,
-)
+from pgqueue.database.bounded import BoundedTransactions
 from pgqueue.database.callers import translated_errors
+from pgqueue.database.sqlstates import LOCK_TIMEOUT, NO_RIGHT, STATEMENT_TIMEOUT
 from pgqueue.errors import (
     BatchNotFound,
     DuplicateJob,

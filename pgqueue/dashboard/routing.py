@@ -17,7 +17,8 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter, IntegerConverter, Map, MapAdapter, ValidationError
 
 from pgqueue.dashboard.access import VIEW, Access
-from pgqueue.database.bounded import LOCK_TIMEOUT, STATEMENT_TIMEOUT, BoundedTransactions
+from pgqueue.database.bounded import BoundedTransactions
+from pgqueue.database.sqlstates import LOCK_TIMEOUT, STATEMENT_TIMEOUT
 from pgqueue.job_queue import PgQueue
 from pgqueue.operations import Operator, Selection
 from pgqueue.operations.engine import Begin

@@ -1,0 +1,7 @@
+"""The SQLSTATEs of PostgreSQL's errors that several packages look for."""
+
+SERIALIZATION_FAILURE = "40001"
+DEADLOCK = "40P01"
+NO_RIGHT = "42501"
+LOCK_TIMEOUT = "55P03"
+STATEMENT_TIMEOUT = "57014"
