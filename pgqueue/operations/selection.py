@@ -13,9 +13,17 @@ from typing import Any, NamedTuple, Self, Unpack, get_type_hints
 from pgqueue.arguments import Payload
 from pgqueue.checks import check, check_text, check_whole, checked_id, instance
 from pgqueue.errors import ArgumentsError, JobNotFound, OptionError, PayloadError
-from pgqueue.filter_line import LAST_ID, LONGEST_SPAN, STATUSES, line_of, parse, read_fingerprint
+from pgqueue.filter_line import (
+    LAST_ID,
+    LONGEST_SPAN,
+    STATUSES,
+    line_of,
+    parse,
+    read_fingerprint,
+)
 from pgqueue.models import JobStatus
 from pgqueue.operations.actions import JobAction
+from pgqueue.repository.conditions import RANGES as RANGES
 from pgqueue.repository.conditions import WRITTEN as WRITTEN
 from pgqueue.repository.conditions import Conditions, JobFilter
 from pgqueue.repository.conditions import ValueKind as ValueKind
@@ -71,7 +79,7 @@ class Selection:
             failures`` prints it), ``text`` (of the last error), ``args`` (a dict of arguments in
             their JSON form),
             ``created_after``, ``created_before`` (a time, or a timedelta until now), ``took``,
-            ``before``, ``after`` (ids).
+            ``attempts`` (at least so many), ``before``, ``after`` (ids).
 
     Raises:
         OptionError: A condition is unknown, or has a value of another type.
@@ -401,5 +409,5 @@ def _check_value(name: str, value: Any) -> None:
         check_text("Selection: ", name, value)
     elif isinstance(value, timedelta) and abs(value) > LONGEST_SPAN:
         raise OptionError(f"Selection: {name} is {value}, which is longer than a hundred years")
-    elif name in WRITTEN and WRITTEN[name].metadata["kind"] in (ValueKind.JOB, ValueKind.BATCH):
-        check_whole("Selection: ", name, value, -LAST_ID, LAST_ID)
+    elif name in WRITTEN and (kind := WRITTEN[name].metadata["kind"]) in RANGES:
+        check_whole("Selection: ", name, value, *RANGES[kind])

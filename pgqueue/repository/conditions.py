@@ -50,8 +50,18 @@ class ValueKind(StrEnum):
     SINCE = "since"
     UNTIL = "until"
     SPAN = "span"
+    NUMBER = "number"
+    """A number that a value of a job is compared with."""
     UNWRITTEN = "unwritten"
     """Part of a status in a filter line, or of the scope of a limited user."""
+
+
+RANGES: Mapping[ValueKind, tuple[int, int]] = {
+    ValueKind.JOB: (-LAST_ID, LAST_ID),
+    ValueKind.BATCH: (-LAST_ID, LAST_ID),
+    ValueKind.NUMBER: (1, 2**15 - 1),
+}
+"""The least and the largest value of a condition, by its kind."""
 
 
 class By(Enum):
@@ -173,6 +183,10 @@ def _took(value: timedelta, *_: Any) -> sa.ColumnElement[bool]:
     return jobs.c.finished_at - jobs.c.started_at >= sa.cast(value, sa.Interval)
 
 
+def _attempts(value: int, *_: Any) -> sa.ColumnElement[bool]:
+    return jobs.c.attempts >= sa.cast(value, sa.SmallInteger)
+
+
 def _created_after(value: datetime | timedelta, *_: Any) -> sa.ColumnElement[bool]:
     return jobs.c.created_at >= _time(value)
 
@@ -246,6 +260,14 @@ class JobFilter:
     """A timedelta: since so long ago."""
     took: timedelta | None = condition(
         By.ROW, _took, ValueKind.SPAN, "took", "that have ended, and whose last attempt ran so long"
+    )
+    attempts: int | None = condition(
+        By.ROW,
+        _attempts,
+        ValueKind.NUMBER,
+        "attempts",
+        "that have used up at least so many attempts",
+        option="--attempts",
     )
     are_due: bool | None = condition(By.POSITION, _due, ValueKind.UNWRITTEN)
     """Of the jobs that wait, those that are due, or those that are not due yet."""
@@ -339,6 +361,7 @@ class Conditions(JobConditions, total=False):
     created_after: datetime | timedelta | None
     created_before: datetime | timedelta | None
     took: timedelta | None
+    attempts: int | None
 
 
 def _is_given(each: Field[Any], values: Mapping[str, Any]) -> bool:

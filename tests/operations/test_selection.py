@@ -1,13 +1,14 @@
 """Selections: ids or conditions, and what they refuse."""
 
-from datetime import UTC, datetime, timedelta
-from typing import Any, get_type_hints
+from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
+from traps import every_condition
 
-from pgqueue import ArgumentsError, JobStatus, OptionError, Selection
+from pgqueue import ArgumentsError, OptionError, Selection
 from pgqueue.operations.actions import ON_JOBS
 from pgqueue.repository.conditions import JobFilter
 
@@ -67,19 +68,7 @@ def test_a_wrong_selection_is_refused(words: dict[str, Any], error: str) -> None
 
 
 def test_every_condition_of_a_filter_survives_in_the_log() -> None:
-    """Also those that are added later: the values are made of the types of the fields."""
-    values: dict[Any, Any] = {
-        int | None: 7,
-        str | None: "x",
-        bool | None: True,
-        timedelta | None: timedelta(seconds=1.5),
-        datetime | timedelta | None: datetime(2030, 1, 31, tzinfo=UTC),
-        tuple[tuple[str, Any], ...]: (("order_id", 42), ("to", ["a", "b"])),
-        frozenset[str] | None: frozenset(["a", "b"]),
-        frozenset[JobStatus]: frozenset([JobStatus.FAILED]),
-    }
-    words = {name: values[hint] for name, hint in get_type_hints(JobFilter).items()}
-    which = JobFilter(**words)
+    which = JobFilter(**every_condition())
 
     found = Selection.from_target(Selection.of(which).target).which
 
