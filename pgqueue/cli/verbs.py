@@ -56,8 +56,8 @@ class Verb:
     """A command on jobs: an action, and what only the command line has of it."""
 
     action: JobAction
-    examples: tuple[str, ...]
-    more: str = ""
+    examples: tuple[str, ...] = ("4711 4712", "--status failed --task mail.send")
+    more: str = "Jobs in other states stay as they are."
     """What the help says besides."""
     options: tuple[Decorator, ...] = ()
 
@@ -80,7 +80,7 @@ _args = click.option(
     help="New values of some arguments by name, as JSON; others stay.",
 )
 
-JOB_VERBS = (
+WITH_OPTIONS = (
     Verb(
         ON_JOBS["requeue"],
         ("4711 4712", "--status failed --task mail.welcome"),
@@ -138,10 +138,15 @@ JOB_VERBS = (
         ),
     ),
 )
+"""The commands that have options of their own, or more to say in their help."""
+
+JOB_VERBS = {
+    action.name: Verb(action) for action in ON_JOBS.values() if "--" not in action.command
+} | {verb.action.name: verb for verb in WITH_OPTIONS}
+"""A command for each action on jobs."""
 
 
 def _command(verb: Verb) -> click.Command:
-    """The command of a row of JOB_VERBS."""
     by = "--task" if verb.action.called else "--status"
     named = f"Name the jobs by id, or select them by {by} and other options: then the command "
     named += "counts them, asks you, and changes them in portions, each in its own commit."
@@ -431,6 +436,6 @@ def quiet(given: CliState, as_json: bool, reason: str, worker_ids: Sequence[UUID
         click.get_current_context().exit(1)
 
 
-JOB_COMMANDS = [*map(_command, JOB_VERBS)]
+JOB_COMMANDS = [*map(_command, JOB_VERBS.values())]
 for verb in SCHEDULE_VERBS:
     schedules.add_command(_schedule_command(verb))
