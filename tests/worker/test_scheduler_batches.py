@@ -16,7 +16,7 @@ pytestmark = pytest.mark.journey
 WAITING_ENDS = (
     "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)"
     " WHERE NOT granted AND relation = CAST('pgqueue.batches' AS regclass)"
-    " AND application_name LIKE '% batches'"
+    " AND application_name LIKE '% timers'"
 )
 MODULES: dict[str, Any] = {"modules": ["batch_tasks"], "poll_interval": 0.2}
 
