@@ -169,7 +169,8 @@ def _read_span_of(found: re.Match[str]) -> timedelta | None:
 
 def _read_number(found: re.Match[str]) -> int:
     value, (least, most) = _read_text(found), RANGES[ValueKind.NUMBER]
-    if not (value.isascii() and value.isdecimal() and least <= int(value[:20]) <= most):
+    is_number = value.isascii() and value.isdecimal() and len(value) <= len(str(most))
+    if not (is_number and least <= int(value) <= most):
         raise OptionError(f"{found['name']}:{value} is not a number from {least} to {most}")
     return int(value)
 

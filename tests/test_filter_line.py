@@ -70,6 +70,7 @@ def test_a_number_alone_is_a_job() -> None:
         ("batch:x", "not the id of batch"),
         ("attempts:0", "from 1 to 32767"),
         ("attempts:99999", "from 1 to 32767"),
+        (f"attempts:{'0' * 20}99999", "from 1 to 32767"),
         ("took:>soon", "write took:>10s"),
         ("created:>soon", "write created:>2h"),
         ("created:2h", "its words are"),

@@ -285,12 +285,12 @@ def go_on(given: CliState, action_id: int, reason: str, as_json: bool) -> None:
     type=click.IntRange(0, LONGEST_MUTE),
     default=24,
     show_default=True,
-    help="For how long; 0 names it again.",
+    help="For how long; 0 ends it.",
 )
 @reason_option
 @on_database_with_json
 def mute(given: CliState, error: int, task: str, hours: int, reason: str, as_json: bool) -> None:
-    """Do not name an error among what needs someone, as `pgqueue failures` lists them.
+    """Leave an error out of the lists of problems; `pgqueue failures` names the errors.
 
     \b
     Example:  pgqueue --app shop.jobs:queue mute 8f14e45fceea167a --task mail.send --hours 24

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from pgqueue import redaction
 from pgqueue.database.async_sessions import joined_session as joined_async_session
 from pgqueue.database.handlers import joined_session, options_of
-from pgqueue.database.sqlstates import DEADLOCK, SERIALIZATION_FAILURE
+from pgqueue.database.sqlstates import DEADLOCK, SERIALIZATION_FAILURE, sqlstate_of
 from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.database.unit_of_work import TransactionEnded
 from pgqueue.handler.attempt import RunningAttempt
@@ -155,8 +155,7 @@ def settle_in_transaction(
 
 def is_conflict(error: BaseException) -> bool:
     """Whether a transaction that failed with this error may succeed if it begins again."""
-    state = getattr(getattr(error, "orig", None), "sqlstate", None)
-    return state in (SERIALIZATION_FAILURE, DEADLOCK)
+    return sqlstate_of(error) in (SERIALIZATION_FAILURE, DEADLOCK)
 
 
 def prepare_replay(

@@ -374,12 +374,12 @@ class Operator:
         return is_quiet
 
     def mute_error(self, error: str | int, task: str, *, hours: int) -> bool:
-        """Do not name an error among what needs someone, for some hours.
+        """Leave an error out of the lists of problems for some hours.
 
         Args:
             error: The error, as ``pgqueue failures`` prints it, or its number.
             task: The task that fails with it.
-            hours: For how long, at most a week; 0 names it again.
+            hours: For how long, at most a week; 0 ends it.
 
         Returns:
             Whether the task has had such an error.

@@ -198,7 +198,7 @@ def _change(context: ActionContext, job_id: int, _: datetime | None) -> Change:
 def _change_many(
     context: ActionContext, found: Sequence[FoundJob], _: Times
 ) -> Mapping[int, Change]:
-    new = None if context.changes is None else context.changes.place()
+    new = None if context.changes is None else context.changes.position()
     if new is None or new.get("queue") in context.limited_queues:
         return {}  # one by one: each is refused, with the reason
     return context.many.change(found, new, tasks=context.tasks, notify=context.notify)
@@ -381,7 +381,7 @@ _ON_OTHERS = (
         command="mute",
         target=Target.ERROR,
         right="requeue",
-        help="Do not name an error among what needs someone, for some hours.",
+        help="Leave an error out of the lists of problems for some hours.",
     ),
     Action(
         name="continue",

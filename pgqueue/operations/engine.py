@@ -18,7 +18,7 @@ from dataclasses import replace
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from pgqueue.database.sqlstates import DEADLOCK, LOCK_TIMEOUT
+from pgqueue.database.sqlstates import DEADLOCK, LOCK_TIMEOUT, sqlstate_of
 from pgqueue.errors import (
     ArgumentsError,
     DuplicateJob,
@@ -222,7 +222,7 @@ class ActionRun:
         except (ArgumentsError, OptionError, PayloadError, UnknownTask) as error:
             return Result(job_id, Effect.REFUSED, redacted(" ".join(str(error).split())))
         except OperationalError as error:
-            if getattr(error.orig, "sqlstate", None) not in (LOCK_TIMEOUT, DEADLOCK):
+            if sqlstate_of(error) not in (LOCK_TIMEOUT, DEADLOCK):
                 raise
             raise JobLocked("another transaction has locked it") from error
 

@@ -1,8 +1,8 @@
 """``Selection``: which jobs, by their ids or by conditions.
 
 The commands, the dashboard, the log of operators and Python code all select jobs by it.  The
-commands and the dashboard import no repository, so this module exports ``WRITTEN`` and
-``ValueKind`` for them.
+commands and the dashboard import no repository, so this module exports ``WRITTEN``,
+``ValueKind`` and ``RANGES`` for them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,7 +69,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Selection:
-    """Which jobs: those with some ids, or all that match every condition.
+    """The jobs with these ids, or all jobs that match every condition.
 
     Args:
         ids: The ids of jobs.  A selection has ids or conditions, not both.
@@ -77,9 +77,8 @@ class Selection:
         conditions: As the options of ``pgqueue jobs`` and a filter line have them: ``task``,
             ``queue``, ``tag``, ``batch``, ``limit_key``, ``unique_key``, ``error`` (as ``pgqueue
             failures`` prints it), ``text`` (of the last error), ``args`` (a dict of arguments in
-            their JSON form),
-            ``created_after``, ``created_before`` (a time, or a timedelta until now), ``took``,
-            ``attempts`` (at least so many), ``before``, ``after`` (ids).
+            their JSON form), ``created_after``, ``created_before`` (a time, or a timedelta until
+            now), ``took``, ``attempts`` (at least so many), ``before``, ``after`` (ids).
 
     Raises:
         OptionError: A condition is unknown, or has a value of another type.
