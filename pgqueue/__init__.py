@@ -39,7 +39,7 @@ from pgqueue.events import AttemptEnded, AttemptOutcome
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import DeadLetter, Job, JobAttempt, JobStatus, Lease, MessageQueue
 from pgqueue.nodes import Node
-from pgqueue.operations import AsyncOperator, Operator, Outcome, Result, Selection
+from pgqueue.operations import ActionRun, AsyncOperator, Operator, Result, Selection
 from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze
 from pgqueue.redaction import Secret
 from pgqueue.repository.batches import BatchState
@@ -90,7 +90,7 @@ __all__ = [
     "Selection",
     "Operator",
     "AsyncOperator",
-    "Outcome",
+    "ActionRun",
     "Result",
     # results of operators' calls
     "Change",

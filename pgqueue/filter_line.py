@@ -7,20 +7,21 @@ is not the number 42.
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import Any
 
 from pgqueue.errors import OptionError
 from pgqueue.models import JobStatus
-from pgqueue.repository.conditions import WRITTEN, JobFilter, ValueKind
+from pgqueue.repository.conditions import LAST_ID as LAST_ID
+from pgqueue.repository.conditions import RANGES, WRITTEN, JobFilter, ValueKind
 from pgqueue.repository.error_groups import LONGEST_MUTE as LONGEST_MUTE
 from pgqueue.repository.error_groups import in_hex as in_hex
 
 LONGEST = 1000
 """Bytes of a line."""
 LONGEST_SPAN = timedelta(days=100 * 366)
-LAST_ID = 2**63 - 1
 UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds"}
 
 STATUSES: Mapping[str, dict[str, Any]] = {
@@ -56,11 +57,11 @@ def parse(line: str) -> JobFilter | int:
     if line.isdecimal():
         return _number("a job", line)
     fields: dict[str, Any] = {}
-    place = 0
-    while place < len(line):
-        found = _TOKEN.match(line, place)
+    position = 0
+    while position < len(line):
+        found = _TOKEN.match(line, position)
         if found is None:
-            word = line[place:].split(maxsplit=1)[0]
+            word = line[position:].split(maxsplit=1)[0]
             raise OptionError(f"the filter has {word!r}; its words are {', '.join(WORDS)}")
         for name, value in _fields(found).items():
             if name in ("statuses", "args"):
@@ -68,7 +69,7 @@ def parse(line: str) -> JobFilter | int:
             elif name in fields:
                 raise OptionError(f"the filter has {found['name']}: twice")
             fields[name] = value
-        place = found.end()
+        position = found.end()
     if "args" in fields:
         fields["args"] = tuple(fields["args"].items())
     if fields.keys() & {"are_due", "are_retried"} and len(fields["statuses"]) > 1:
@@ -82,7 +83,7 @@ def line_of(which: JobFilter) -> str:
     words = [f"status:{word}" for word in _statuses(which)]
     for name, each in WRITTEN.items():
         if name in given:
-            words.append(WRITERS[each.metadata["kind"]](each.metadata["word"], given[name]))
+            words.append(FORMS[each.metadata["kind"]].write(each.metadata["word"], given[name]))
     return " ".join(words)
 
 
@@ -118,7 +119,7 @@ def _fields(found: re.Match[str]) -> dict[str, Any]:
         return STATUSES[_text(found)]
     for each in WRITTEN.values():
         if each.metadata["word"] == name:
-            value = READERS[each.metadata["kind"]](found)
+            value = FORMS[each.metadata["kind"]].read(found)
             if value is not None:
                 return {each.name: value}
     words = STATUSES if name == "status" else WORDS
@@ -166,6 +167,14 @@ def _read_span_of(found: re.Match[str]) -> timedelta | None:
     return span
 
 
+def _read_number(found: re.Match[str]) -> int:
+    value, (least, most) = _read_text(found), RANGES[ValueKind.NUMBER]
+    is_number = value.isascii() and value.isdecimal() and len(value) <= len(str(most))
+    if not (is_number and least <= int(value) <= most):
+        raise OptionError(f"{found['name']}:{value} is not a number from {least} to {most}")
+    return int(value)
+
+
 def _write_time(sign: str) -> Callable[[str, datetime | timedelta], str]:
     def write(word: str, time: datetime | timedelta) -> str:
         value = span_in_words(time) if isinstance(time, timedelta) else time.isoformat()
@@ -174,7 +183,7 @@ def _write_time(sign: str) -> Callable[[str, datetime | timedelta], str]:
     return write
 
 
-def _write_id(word: str, value: int) -> str:
+def _write_number(word: str, value: int) -> str:
     return f"{word}:{value}"
 
 
@@ -245,28 +254,24 @@ def _statuses(which: JobFilter) -> list[str]:
     return sorted(which.statuses)
 
 
-READERS: Mapping[ValueKind, Callable[[re.Match[str]], Any]] = {
-    ValueKind.TEXT: _read_text,
-    ValueKind.JOB: _read_id,
-    ValueKind.BATCH: _read_id,
-    ValueKind.ARGUMENTS: _read_argument,
-    ValueKind.ERROR: _read_error,
-    ValueKind.PART: _read_text,
-    ValueKind.SINCE: _read_time(">"),
-    ValueKind.UNTIL: _read_time("<"),
-    ValueKind.SPAN: _read_span_of,
-}
-"""How a word of a line is read; None: it is no word of this kind."""
+@dataclass(frozen=True, slots=True)
+class WordForm:
+    """How a condition of one kind is written as a word of a line."""
 
-WRITERS: Mapping[ValueKind, Callable[[str, Any], str]] = {
-    ValueKind.TEXT: word_of,
-    ValueKind.JOB: _write_id,
-    ValueKind.BATCH: _write_id,
-    ValueKind.ARGUMENTS: _write_arguments,
-    ValueKind.ERROR: lambda word, value: f"{word}:{in_hex(value)}",
-    ValueKind.PART: word_of,
-    ValueKind.SINCE: _write_time(">"),
-    ValueKind.UNTIL: _write_time("<"),
-    ValueKind.SPAN: lambda word, value: f"{word}:>{span_in_words(value)}",
+    read: Callable[[re.Match[str]], Any]
+    """Returns the value; None: it is no word of this kind."""
+    write: Callable[[str, Any], str]
+
+
+FORMS: Mapping[ValueKind, WordForm] = {
+    ValueKind.TEXT: WordForm(_read_text, word_of),
+    ValueKind.JOB: WordForm(_read_id, _write_number),
+    ValueKind.BATCH: WordForm(_read_id, _write_number),
+    ValueKind.NUMBER: WordForm(_read_number, _write_number),
+    ValueKind.ARGUMENTS: WordForm(_read_argument, _write_arguments),
+    ValueKind.ERROR: WordForm(_read_error, lambda word, value: f"{word}:{in_hex(value)}"),
+    ValueKind.PART: WordForm(_read_text, word_of),
+    ValueKind.SINCE: WordForm(_read_time(">"), _write_time(">")),
+    ValueKind.UNTIL: WordForm(_read_time("<"), _write_time("<")),
+    ValueKind.SPAN: WordForm(_read_span_of, lambda word, value: f"{word}:>{span_in_words(value)}"),
 }
-"""How a condition is written as a word of a line."""

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from pgqueue import JobStatus
 from pgqueue.errors import OptionError
-from pgqueue.filter_line import line_of, parse
-from pgqueue.repository.conditions import WRITTEN, JobFilter
+from pgqueue.filter_line import FORMS, line_of, parse
+from pgqueue.repository.conditions import (
+    RANGES,
+    WRITTEN,
+    Conditions,
+    JobConditions,
+    JobFilter,
+    ValueKind,
+)
 
 ROOT = Path(__file__).parents[1]
 FAILED = frozenset({JobStatus.FAILED})
@@ -37,6 +44,7 @@ FAILED = frozenset({JobStatus.FAILED})
         ("created:<2026-11-22T14:00Z",
          {"created_before": datetime(2026, 11, 22, 14, tzinfo=UTC)}),
         ("created:>2026-11-22", {"created_after": datetime(2026, 11, 22, tzinfo=UTC)}),
+        ("attempts:3", {"attempts": 3}),
         ("took:>500ms", {"took": timedelta(milliseconds=500)}),
     ],
 )  # fmt: skip
@@ -60,6 +68,9 @@ def test_a_number_alone_is_a_job() -> None:
         ("arg:7", "its words are"),
         ("task.name:7", "its words are"),
         ("batch:x", "not the id of batch"),
+        ("attempts:0", "from 1 to 32767"),
+        ("attempts:99999", "from 1 to 32767"),
+        (f"attempts:{'0' * 20}99999", "from 1 to 32767"),
         ("took:>soon", "write took:>10s"),
         ("created:>soon", "write created:>2h"),
         ("created:2h", "its words are"),
@@ -89,15 +100,21 @@ VALUES = (
     | st.none()
     | st.floats(allow_nan=False, allow_infinity=False)
 )
+OF_KIND: dict[ValueKind, st.SearchStrategy[Any]] = {
+    **dict.fromkeys([ValueKind.TEXT, ValueKind.PART], st.none() | TEXTS),
+    **dict.fromkeys([ValueKind.JOB, ValueKind.BATCH], IDS),
+    **dict.fromkeys([ValueKind.SINCE, ValueKind.UNTIL], st.none() | SPANS | TIMES),
+    ValueKind.ERROR: st.none() | st.integers(-(2**63), 2**63 - 1),
+    ValueKind.SPAN: st.none() | SPANS,
+    ValueKind.NUMBER: st.none() | st.integers(*RANGES[ValueKind.NUMBER]),
+    ValueKind.ARGUMENTS: st.dictionaries(NAMES, VALUES, max_size=2).map(
+        lambda args: tuple(args.items())
+    ),
+}
 FILTERS = st.builds(
     JobFilter,
     statuses=st.frozensets(st.sampled_from(JobStatus)),
-    **dict.fromkeys(["task", "queue", "tag", "limit_key", "unique_key", "text"], st.none() | TEXTS),
-    **dict.fromkeys(["before", "after", "batch"], IDS),
-    **dict.fromkeys(["created_after", "created_before"], st.none() | SPANS | TIMES),
-    error=st.none() | st.integers(-(2**63), 2**63 - 1),
-    took=st.none() | SPANS,
-    args=st.dictionaries(NAMES, VALUES, max_size=2).map(lambda args: tuple(args.items())),
+    **{name: OF_KIND[each.metadata["kind"]] for name, each in WRITTEN.items()},
 )
 
 
@@ -127,3 +144,12 @@ def test_the_manual_has_each_word_and_option() -> None:
     for each in WRITTEN.values():
         assert f"`{each.metadata['word']}:" in rows
         assert f"`{each.metadata['option']}" in rows
+
+
+def test_each_kind_of_condition_is_written_in_a_line() -> None:
+    assert FORMS.keys() == {*ValueKind} - {ValueKind.UNWRITTEN}
+
+
+def test_type_checkers_know_each_condition() -> None:
+    assert {*get_type_hints(Conditions)} == {*WRITTEN}
+    assert get_type_hints(JobConditions).items() <= get_type_hints(Conditions).items()

@@ -18,8 +18,8 @@ from pgqueue.tasks import task
 def enqueues_keys_in_any_order(patch: Patch) -> None:
     """A batch with unique keys is inserted in the order given, not in that of its keys."""
 
-    def in_given_order(enqueues: Enqueues, new: NewJob, rows: Any, *_: Any) -> list[int]:
-        return [job.id for job in enqueues.enqueue_unique_chunk(new, rows)]
+    def in_given_order(connection: Any, new: NewJob, rows: Any, *_: Any) -> list[int]:
+        return [job.id for job in Enqueues(connection).enqueue_keyed_chunk(new, rows)]
 
     patch.set(task, "_enqueue_unique", in_given_order)
 

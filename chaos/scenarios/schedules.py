@@ -44,7 +44,7 @@ MISSING = f"""
 """
 TERMINATED = """
     SELECT count(*) FROM pg_stat_activity, pg_terminate_backend(pid)
-    WHERE datname = current_database() AND application_name LIKE '% schedule'
+    WHERE datname = current_database() AND application_name LIKE '% timers'
 """
 
 

@@ -33,24 +33,23 @@ LAST_ASKED = """
 @mutation
 def changes_jobs_that_have_started(patch: Patch) -> None:
     """An enqueue replaces the arguments of the job that has the key, also if it has started."""
-    from pgqueue.repository import enqueue
-    from pgqueue.repository.enqueue import Placed
+    from pgqueue.repository import unique_keys
+    from pgqueue.repository.enqueue import Placed, PlacedAs
 
-    carefully: Callable[..., Any] = enqueue._changed
     change = text(
         "UPDATE pgqueue.jobs SET args = CAST(:args AS jsonb)"
         " WHERE queue = :queue AND held_unique_key = :key RETURNING id"
     )
 
-    def carelessly(executor: Any, new: Any, unique: Any, rows: Any) -> Any:
-        placed = carefully(executor, new, unique, rows)
-        for row in enqueue._missing(rows, placed):
+    def carelessly(self: Any, new: Any, rows: Any) -> Any:
+        placed = carefully(self, new, rows)
+        for row in unique_keys._missing(rows, placed):
             named = {"args": json.dumps(row.args), "queue": new.queue, "key": row.unique_key}
-            for id in executor.execute(change, named).scalars():
-                placed[row.unique_key] = Placed(id, is_new=False, is_changed=True)
+            for id in self._executor.execute(change, named).scalars():
+                placed[row.unique_key] = Placed(id, PlacedAs.CHANGED)
         return placed
 
-    patch.set(enqueue, "_changed", carelessly)
+    carefully: Callable[..., Any] = patch.set(unique_keys.KeyChanges, "_changed", carelessly)
 
 
 @mutation

@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from pgqueue.checks import shown
 from pgqueue.cli.app_loader import CliState
+from pgqueue.database.sqlstates import sqlstate_of
 from pgqueue.errors import PgQueueError
 from pgqueue.redaction import redacted
 from pgqueue.terminal import harmless, one_line
@@ -39,7 +40,7 @@ def _words_for(error: Exception) -> str | None:
             return None
         case click.ClickException():
             return error.format_message()
-        case OperationalError() | InterfaceError() if getattr(error.orig, "sqlstate", None) is None:
+        case OperationalError() | InterfaceError() if not sqlstate_of(error):
             remedy = f"; {MORE_CONNECTIONS}" if is_crowded(error.orig) else ""
             return f"No connection to the database: {one_line(error.orig)}{remedy}"
         case DBAPIError():

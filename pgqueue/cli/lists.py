@@ -36,7 +36,7 @@ from pgqueue.redaction import redacted, redacted_data
 from pgqueue.terminal import as_data, harmless, print_json, print_table
 from pgqueue.views import QueueView, ScheduleView
 from pgqueue.views.findings import words_for_overdue, words_for_unknown, words_for_unreadable
-from pgqueue.views.jobs import PageStart, words_of
+from pgqueue.views.jobs import PageStart, text_of_start
 from pgqueue.views.limits import LimitState
 from pgqueue.views.log import target_in_words
 from pgqueue.views.queues import WorkerState
@@ -364,7 +364,9 @@ def list_jobs(
         except OptionError as error:
             raise click.BadParameter(str(error), param_hint="--before") from error
     following = page.next_start
-    shown = following if following is None or isinstance(following, int) else words_of(following)
+    shown = (
+        following if following is None or isinstance(following, int) else text_of_start(following)
+    )
     more = {"next_before": shown, "searched_to": page.searched_to}
     print_list(JOBS, queue, page.jobs, as_json=as_json, **more)
     if as_json:

@@ -17,7 +17,7 @@ from pgqueue.filter_line import read_fingerprint, read_span
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
 from pgqueue.operations import Selection
-from pgqueue.operations.selection import WRITTEN, ValueKind
+from pgqueue.operations.selection import RANGES, WRITTEN, ValueKind
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless
 from pgqueue.views.jobs import PageStart, page_start
@@ -218,6 +218,7 @@ TYPES: Mapping[ValueKind, dict[str, Any]] = {
     ValueKind.JOB: {"type": as_job_id, "metavar": "ID"},
     ValueKind.BATCH: {"type": as_batch_id, "metavar": "ID"},
     ValueKind.ERROR: {"type": as_fingerprint, "metavar": "ERROR"},
+    ValueKind.NUMBER: {"type": click.IntRange(*RANGES[ValueKind.NUMBER]), "metavar": "N"},
     ValueKind.UNTIL: {"type": Seconds(most=LONGEST_AGE)},
 }
 """The settings of an option, by the kind of its condition."""

@@ -41,9 +41,9 @@ from pgqueue.cli.options import (
 from pgqueue.errors import ScheduleNotFound
 from pgqueue.filter_line import LONGEST_MUTE, in_hex
 from pgqueue.job_queue import PgQueue
-from pgqueue.operations import Outcome, Selection
-from pgqueue.operations.actions import ACTIONS, Action, Target
-from pgqueue.operations.engine import NOT_FOUND
+from pgqueue.operations import ActionRun, Selection
+from pgqueue.operations.actions import ACTIONS, ON_JOBS, JobAction, Target
+from pgqueue.operations.results import Effect
 from pgqueue.tasks.editing import Changes
 from pgqueue.terminal import harmless, print_json
 
@@ -55,9 +55,9 @@ SHOWN = 20
 class Verb:
     """A command on jobs: an action, and what only the command line has of it."""
 
-    action: Action
-    examples: tuple[str, ...]
-    more: str = ""
+    action: JobAction
+    examples: tuple[str, ...] = ("4711 4712", "--status failed --task mail.send")
+    more: str = "Jobs in other states stay as they are."
     """What the help says besides."""
     options: tuple[Decorator, ...] = ()
 
@@ -80,9 +80,9 @@ _args = click.option(
     help="New values of some arguments by name, as JSON; others stay.",
 )
 
-JOB_VERBS = (
+WITH_OPTIONS = (
     Verb(
-        ACTIONS["requeue"],
+        ON_JOBS["requeue"],
         ("4711 4712", "--status failed --task mail.welcome"),
         "--args replaces some arguments before; it needs the app, which checks them."
         "  Jobs that are not, or no longer, failed or cancelled stay as they are.",
@@ -97,7 +97,7 @@ JOB_VERBS = (
         ),
     ),
     Verb(
-        ACTIONS["cancel"],
+        ON_JOBS["cancel"],
         ("4711 4712", "--batch 12"),
         "Jobs that have ended stay as they are.",
         (
@@ -109,12 +109,12 @@ JOB_VERBS = (
         ),
     ),
     Verb(
-        ACTIONS["run_now"],
+        ON_JOBS["run_now"],
         ("4711", "--task mail.send"),
         "Uses up no attempt.  Jobs that are due, running or ended stay as they are.",
     ),
     Verb(
-        ACTIONS["change"],
+        ON_JOBS["change"],
         ("4711 --priority 0", "--task mail.send --priority 9"),
         "The arguments that --args does not name stay; all are checked by the app, and a job "
         "whose arguments would be wrong is refused.  Jobs that are running or ended stay as they "
@@ -138,10 +138,15 @@ JOB_VERBS = (
         ),
     ),
 )
+"""The commands that have options of their own, or more to say in their help."""
+
+JOB_VERBS = {
+    action.name: Verb(action) for action in ON_JOBS.values() if "--" not in action.command
+} | {verb.action.name: verb for verb in WITH_OPTIONS}
+"""A command for each action on jobs."""
 
 
 def _command(verb: Verb) -> click.Command:
-    """The command of a row of JOB_VERBS."""
     by = "--task" if verb.action.called else "--status"
     named = f"Name the jobs by id, or select them by {by} and other options: then the command "
     named += "counts them, asks you, and changes them in portions, each in its own commit."
@@ -183,7 +188,7 @@ def _run(
     **options: Any,
 ) -> None:
     """Change the jobs; exit with 1 if one was refused, its key taken or its id wrong."""
-    action = ACTIONS["kill"] if kill else verb.action
+    action = ON_JOBS["kill"] if kill else verb.action
     conditions = {name: options.pop(name) for name in FILTERS}
     is_narrowed = limit is not None or any(value is not None for value in conditions.values())
     if job_ids and (statuses or is_narrowed):
@@ -224,7 +229,7 @@ def _ask(what: str) -> None:
     click.confirm(f"{what[0].upper()}{what[1:]}?", abort=True, err=True)
 
 
-def _change_named(outcome: Outcome, *, as_json: bool) -> bool:
+def _change_named(outcome: ActionRun, *, as_json: bool) -> bool:
     """Change jobs one by one, and print each; whether one was missed."""
     changed = []
     for result in chain.from_iterable(outcome):
@@ -236,7 +241,7 @@ def _change_named(outcome: Outcome, *, as_json: bool) -> bool:
     return any(result.is_missed for result in changed)
 
 
-def _change_many(outcome: Outcome | None, *, as_json: bool, **more: int) -> bool:
+def _change_many(outcome: ActionRun | None, *, as_json: bool, **more: int) -> bool:
     """Change the jobs in portions; whether one of them was missed.  ``more``: JSON keys."""
     counts: Counter[str] = Counter() if outcome is None else outcome.counts
     missed = 0
@@ -280,12 +285,12 @@ def go_on(given: CliState, action_id: int, reason: str, as_json: bool) -> None:
     type=click.IntRange(0, LONGEST_MUTE),
     default=24,
     show_default=True,
-    help="For how long; 0 names it again.",
+    help="For how long; 0 ends it.",
 )
 @reason_option
 @on_database_with_json
 def mute(given: CliState, error: int, task: str, hours: int, reason: str, as_json: bool) -> None:
-    """Do not name an error among what needs someone, as `pgqueue failures` lists them.
+    """Leave an error out of the lists of problems; `pgqueue failures` names the errors.
 
     \b
     Example:  pgqueue --app shop.jobs:queue mute 8f14e45fceea167a --task mail.send --hours 24
@@ -377,10 +382,10 @@ def _schedule_command(verb: str) -> click.Command:
             for one in changed:
                 job = f", job {one['job_id']}" if "job_id" in one else ""
                 why = f"; {one['reason']}" if "reason" in one else ""
-                is_missed = one["change"] == NOT_FOUND
+                is_missed = one["change"] == Effect.NOT_FOUND
                 line = one["reason"] if is_missed else f"{one['name']}: {one['change']}{job}{why}"
                 click.echo(harmless(line), err=is_missed)
-        if any(one["change"] == NOT_FOUND for one in changed):
+        if any(one["change"] == Effect.NOT_FOUND for one in changed):
             click.get_current_context().exit(1)
 
     return command
@@ -393,7 +398,7 @@ def _change_schedule(queue: PgQueue, verb: str, name: str, *, reason: str) -> di
     try:
         job_id = getattr(operator_of(queue, reason), action.name)(name)
     except ScheduleNotFound as error:
-        return {"name": name, "change": NOT_FOUND, "reason": str(error)}
+        return {"name": name, "change": Effect.NOT_FOUND, "reason": str(error)}
     result = {"name": name, "change": action.done}
     if job_id is not None:
         result["job_id"] = job_id
@@ -431,6 +436,6 @@ def quiet(given: CliState, as_json: bool, reason: str, worker_ids: Sequence[UUID
         click.get_current_context().exit(1)
 
 
-JOB_COMMANDS = [*map(_command, JOB_VERBS)]
+JOB_COMMANDS = [*map(_command, JOB_VERBS.values())]
 for verb in SCHEDULE_VERBS:
     schedules.add_command(_schedule_command(verb))

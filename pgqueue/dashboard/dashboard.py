@@ -34,13 +34,9 @@ from pgqueue.dashboard.routing import (
     Request,
     Route,
 )
-from pgqueue.database.bounded import (
-    LOCK_TIMEOUT,
-    NO_RIGHT,
-    STATEMENT_TIMEOUT,
-    BoundedTransactions,
-)
+from pgqueue.database.bounded import BoundedTransactions
 from pgqueue.database.callers import translated_errors
+from pgqueue.database.sqlstates import LOCK_TIMEOUT, NO_RIGHT, STATEMENT_TIMEOUT, sqlstate_of
 from pgqueue.errors import (
     BatchNotFound,
     DuplicateJob,
@@ -280,7 +276,7 @@ class Dashboard:
                 words, status = str(error), 404 if isinstance(error, NOT_FOUND) else 409
             case DBAPIError():
                 logger.warning("a page of the dashboard: %s", error.orig)
-                state = getattr(error.orig, "sqlstate", None) or ""
+                state = sqlstate_of(error)
                 words, status = REFUSALS.get(state, (NO_ANSWER, 503))
                 if state.startswith(BY_A_RULE):
                     words = f"the database refused: {str(error.orig).partition(chr(10))[0]}"

@@ -17,7 +17,8 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter, IntegerConverter, Map, MapAdapter, ValidationError
 
 from pgqueue.dashboard.access import VIEW, Access
-from pgqueue.database.bounded import LOCK_TIMEOUT, STATEMENT_TIMEOUT, BoundedTransactions
+from pgqueue.database.bounded import BoundedTransactions
+from pgqueue.database.sqlstates import LOCK_TIMEOUT, STATEMENT_TIMEOUT, sqlstate_of
 from pgqueue.job_queue import PgQueue
 from pgqueue.operations import Operator, Selection
 from pgqueue.operations.engine import Begin
@@ -255,7 +256,7 @@ class Request:
             with self.session.begin_nested():
                 return read(self.session)
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) not in (STATEMENT_TIMEOUT, LOCK_TIMEOUT):
+            if sqlstate_of(error) not in (STATEMENT_TIMEOUT, LOCK_TIMEOUT):
                 raise
             self.left_out.append(what)
             return None

@@ -19,11 +19,6 @@ MOST_CONNECTIONS = 2
 LONGEST_WAIT = 2.0
 """Seconds until a page that gets no connection is refused."""
 
-STATEMENT_TIMEOUT = "57014"
-LOCK_TIMEOUT = "55P03"
-"""The codes of the errors at these limits."""
-NO_RIGHT = "42501"
-
 LIMITS = {
     "statement_timeout": 2000,
     # What a worker or another operator has locked: the page says so at once.

@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from pgqueue.database.autocommit import refuse_autocommit
+from pgqueue.database.sqlstates import sqlstate_of
 from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.errors import ArgumentsError, NotBound, PayloadError, SchemaMissing, SchemaTooOld
 from pgqueue.models.base import SCHEMA
@@ -93,8 +94,7 @@ def translated_errors() -> Iterator[None]:
         ) from None
     except DBAPIError as error:
         error.hide_parameters = True
-        # The attribute is sqlstate in psycopg and asyncpg, pgcode in psycopg2.
-        state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+        state = sqlstate_of(error)
         if state == UNTRANSLATABLE_CHARACTER:
             raise PayloadError(
                 f"The database cannot store a character: {str(error.orig).splitlines()[0]}; "

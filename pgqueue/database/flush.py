@@ -64,7 +64,7 @@ def found_job(session: Session, placed: Placed) -> Job | None:
         return elsewhere
     with session.no_autoflush:
         if placed.is_readable:
-            job = _load(session, placed.id, populate_existing=not placed.is_unchanged)
+            job = _load(session, placed.id, populate_existing=not placed.is_held)
         else:
             job = _load(session, placed.id, load_only(*READ_BY_ENQUEUERS), times=["run_at"])
     if job is not None:

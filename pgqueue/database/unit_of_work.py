@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue.database.opening import READ_COMMITTED, driver_connection
 from pgqueue.database.settings import FIRST_WITH_TRANSACTION_TIMEOUT, LIMITS
+from pgqueue.database.sqlstates import sqlstate_of
 from pgqueue.repository.transactions import GUARD, begin, set_local
 
 
@@ -97,8 +98,9 @@ class TransactionEnded(Exception):
 
 def server_error(error: Exception) -> Exception:
     """Return TransactionEnded if the error says that our savepoint is missing, else the error."""
-    cause = getattr(error, "orig", None)
-    return TransactionEnded(str(cause)) if getattr(cause, "sqlstate", None) in ENDED else error
+    if sqlstate_of(error) not in ENDED:
+        return error
+    return TransactionEnded(str(getattr(error, "orig", None)))
 
 
 def release_savepoints(connection: Connection, *, outer: NestedTransaction | None = None) -> None:

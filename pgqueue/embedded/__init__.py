@@ -25,7 +25,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 from urllib.parse import quote
 
 from pgqueue.embedded.programs import (
@@ -44,18 +44,20 @@ if sys.platform != "win32":
 __all__ = ["EmbeddedPostgres", "NoPostgres", "PostgresFailed", "find_binaries"]
 
 TEMPORARY = "pgqueue-tmp-"
-"""How the names of temporary directories begin, which may be removed when no process locks them."""
+"""How the name of a temporary directory begins: it is removed when no process has its lock."""
 
 _LOG = "server.log"
-_PATIENCE = 60.0  # seconds, as pg_ctl waits: a server that crashed may replay its log first
+_PATIENCE = 60.0
+"""Seconds, as `pg_ctl` waits: a server that crashed may replay its log first."""
 _NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 class EmbeddedPostgres:
     """A private PostgreSQL, in a temporary directory or in a given one.
 
-    The server ends when its starting process ends, unless this process is killed.  A given
-    directory keeps its data; a second process that starts a server in it joins the running server.
+    The server stops when the process that has started it ends, and runs on if this process is
+    killed.  A given directory keeps its data.  A second process that starts a server in the same
+    directory joins the running server.
 
     Args:
         directory: Keeps the data and the log.  Default: a temporary directory.
@@ -80,7 +82,7 @@ class EmbeddedPostgres:
         self._settings = {"port": "5432", **(settings or {})}
         self._durable = durable
         self._lock: int | None = None
-        self._starter_pid: int | None = None
+        self._locker_pid: int | None = None
 
     def __enter__(self) -> EmbeddedPostgres:
         self.start()
@@ -99,12 +101,18 @@ class EmbeddedPostgres:
     @property
     def url(self) -> str:
         """The SQLAlchemy URL of the database `postgres`, as its superuser."""
-        host, port = quote(str(self._data)), self._settings["port"]
+        running = self._running()
+        port = self._settings["port"] if running is None else running.port
+        host = quote(str(self._data))
         return f"postgresql+psycopg://postgres@/postgres?host={host}&port={port}"
 
     @property
     def is_started_here(self) -> bool:
-        """Whether `stop()` ends the server: False if another process has started it, and runs."""
+        """Whether `stop()` ends the server: False while its lock is another process's."""
+        return self._take_lock()
+
+    def _take_lock(self) -> bool:
+        """Take the lock of the directory; returns False if another process has it."""
         if self._lock is not None:
             with suppress(BlockingIOError):
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,9 +143,9 @@ class EmbeddedPostgres:
     def stop(self) -> None:
         """Stop the server if this object has started it, and remove a temporary directory."""
         atexit.unregister(self.stop)
-        if self._lock is None or self._starter_pid != os.getpid():
+        if self._lock is None or self._locker_pid != os.getpid():
             return  # never started, or a forked child's copy of its parent's server
-        if self.is_started_here:
+        if self._take_lock():
             self._end("immediate" if self._is_temporary else "fast")
             if self._is_temporary:
                 shutil.rmtree(self.directory, ignore_errors=True)
@@ -168,7 +176,7 @@ class EmbeddedPostgres:
                 self._directory.chmod(0o711)
         if self._lock is None:
             self._lock = os.open(self._directory, os.O_RDONLY)
-        self._starter_pid = os.getpid()
+        self._locker_pid = os.getpid()
 
     def _serve(self) -> None:
         give_up_at = time.monotonic() + _PATIENCE
@@ -177,14 +185,14 @@ class EmbeddedPostgres:
             " answer: end that process, or choose another directory."
         )
         while time.monotonic() < give_up_at:
-            if self.is_started_here and self._status() is None:
+            if self._take_lock() and self._running() is None:
                 try:
                     self._start_server()
                 except PostgresFailed as error:
                     if "lock file" not in str(error) and "pre-existing shared" not in str(error):
                         raise
                     problem = error  # processes of a killed server are still ending
-            if self._status() == "ready":
+            if (running := self._running()) is not None and running.status == "ready":
                 return
             time.sleep(0.01)
         raise problem
@@ -215,19 +223,23 @@ class EmbeddedPostgres:
                 " directory."
             ) from error
 
-    def _status(self) -> str | None:
-        """What the server says of itself, such as "ready"; None if no server runs."""
+    def _running(self) -> _Running | None:
+        """What `postmaster.pid` says of the server; None if no server runs."""
         try:
-            state = (self._data / "postmaster.pid").read_text().splitlines()
+            lines = (self._data / "postmaster.pid").read_text().splitlines()
         except OSError:
             return None
+        if len(lines) < 4:  # the server is writing the file
+            return None
+        # Not the port of our settings: another process may have started the server.
+        port = lines[3].strip()
         with socket.socket(socket.AF_UNIX) as probe:  # the file outlives a killed server
-            if probe.connect_ex(f"{self._data}/.s.PGSQL.{self._settings['port']}") != 0:
+            if probe.connect_ex(f"{self._data}/.s.PGSQL.{port}") != 0:
                 return None
-        return state[7].strip() if len(state) > 7 else "starting"
+        return _Running(port, status=lines[7].strip() if len(lines) > 7 else "starting")
 
     def _end(self, mode: str) -> None:
-        if self._status() is not None:  # else another program may have its process id by now
+        if self._running() is not None:  # else another program may have its process id by now
             self._pg_ctl("stop", f"--mode={mode}")
 
     def _pg_ctl(self, command: str, *options: str) -> None:
@@ -271,7 +283,17 @@ class EmbeddedPostgres:
         for log in self.directory.parent.glob(f"{TEMPORARY}*/{_LOG}"):  # opened after the lock
             with suppress(OSError, PostgresFailed):  # another process removes this directory
                 if log.parent.lstat().st_uid == os.geteuid():
-                    leftover = EmbeddedPostgres(log.parent, settings=self._settings)
-                    leftover._is_temporary = True
+                    leftover = EmbeddedPostgres(log.parent)
                     leftover._open_directory()
+                    if leftover._take_lock():
+                        leftover._end("immediate")
+                        shutil.rmtree(log.parent, ignore_errors=True)
                     leftover.stop()
+
+
+class _Running(NamedTuple):
+    """A server that runs."""
+
+    port: str
+    status: str
+    """What the server says of itself, such as "ready"."""

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from pgqueue import redaction
 from pgqueue.database.async_sessions import joined_session as joined_async_session
 from pgqueue.database.handlers import joined_session, options_of
+from pgqueue.database.sqlstates import DEADLOCK, SERIALIZATION_FAILURE, sqlstate_of
 from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.database.unit_of_work import TransactionEnded
 from pgqueue.handler.attempt import RunningAttempt
@@ -31,8 +32,6 @@ from pgqueue.tasks.delaying import handler_session
 
 logger = redaction.logger(__name__)
 
-SERIALIZATION_FAILURE = "40001"
-DEADLOCK = "40P01"
 FIRST_PAUSE = 0.02
 """Seconds; doubles with each replay."""
 
@@ -156,8 +155,7 @@ def settle_in_transaction(
 
 def is_conflict(error: BaseException) -> bool:
     """Whether a transaction that failed with this error may succeed if it begins again."""
-    state = getattr(getattr(error, "orig", None), "sqlstate", None)
-    return state in (SERIALIZATION_FAILURE, DEADLOCK)
+    return sqlstate_of(error) in (SERIALIZATION_FAILURE, DEADLOCK)
 
 
 def prepare_replay(

@@ -41,4 +41,4 @@ class ErrorGroup(Base):
     message: Mapped[str]
     """The error message of that attempt, shortened; secrets are masked."""
     muted_until: Mapped[datetime | None]
-    """Until then, the dashboard does not name the group among what needs someone."""
+    """Until then, the dashboard leaves the group out of the list of problems."""

@@ -44,6 +44,9 @@ def status_of(
     Only jobs under limits are looked up among the waiting messages.
     Labels are literals because GROUP BY does not recognise the expression with bound parameters.
     """
+    # These probes begin at the job, those of STATES at the rows of its status.  The two differ for
+    # one job: an unfinished job without message and lease, which only damage leaves.  It is BLOCKED
+    # here, as no worker can start it, and stands in no table of STATES, so no comparison finds it.
     leased = exists().where(Lease.target_id == id)
     # One probe by key, and none without limits.
     waiting = exists().where(
@@ -53,14 +56,14 @@ def status_of(
         WaitingMessage.run_at == run_at,
         WaitingMessage.target_id == id,
     )
-    place = case(
+    status = case(
         (outcome.is_not(None), outcome),
         (leased, literal_column("'running'")),
         (case((limit_keys.is_not(None), waiting), else_=false()), literal_column("'blocked'")),
         (_messaged(id, queue, priority, run_at), literal_column("'pending'")),
         else_=literal_column("'blocked'"),
     )
-    return type_coerce(place, STATUS_TYPE)
+    return type_coerce(status, STATUS_TYPE)
 
 
 def _messaged(id: Any, queue: Any, priority: Any, run_at: Any) -> ColumnElement[bool]:
@@ -100,26 +103,23 @@ class StatusComparator(ColumnProperty.Comparator[JobStatus]):
             return super().operate(op, *other, **kwargs)
         if op in (operators.ne, operators.is_not, operators.not_in_op):
             wanted = frozenset(JobStatus) - wanted
-        job = self._parententity.entity
-        # Literals: the planner then knows how many jobs ended with an outcome.  Never NULL: a
-        # negation would lose the unfinished jobs.
-        words = [
-            literal_column(f"'{one.value}'", Text) for one in sorted(wanted.intersection(ENDED))
-        ]
-        ended = and_(job.outcome.is_not(None), job.outcome.in_(words))
-        if JobStatus.SUCCEEDED in wanted:
-            return (
-                ended
-                if wanted.issubset(ENDED)
-                else super().operate(operators.in_op, sorted(wanted))
-            )
         if not wanted:
             return false()
+        job = self._parententity.entity
+        # Literals: the planner then knows how many jobs ended with an outcome.
+        outcomes = [literal_column(f"'{one}'", Text) for one in sorted(wanted.intersection(ENDED))]
+        # Never NULL: a negation would lose the unfinished jobs.
+        has_ended = and_(job.outcome.is_not(None), job.outcome.in_(outcomes))
+        is_unfinished = job.outcome.is_(None)
+        only_ended = wanted.issubset(ENDED)
+        if JobStatus.SUCCEEDED in wanted:
+            return has_ended if only_ended else super().operate(operators.in_op, sorted(wanted))
         # An array, not IN: read once, then jobs by primary key, whatever the statistics.
         ids = union_all(*(STATES[status].ids for status in sorted(wanted)))
         among: ColumnElement[bool] = job.id == any_(func.array(ids.scalar_subquery()))
-        unfinished = [] if wanted.issubset(ENDED) else [job.outcome.is_(None)]
-        return and_(or_(*unfinished, *([ended] if words else [])), among)
+        if only_ended:
+            return and_(has_ended, among)
+        return and_(or_(is_unfinished, has_ended) if outcomes else is_unfinished, among)
 
 
 def _statuses(values: Iterable[Any]) -> frozenset[JobStatus]:

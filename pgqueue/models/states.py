@@ -1,7 +1,7 @@
-"""The states of a job, each defined once: which table has its jobs, and under which condition.
+"""The states of a job: which table has the jobs of each, and under which condition.
 
-:attr:`Job.status <pgqueue.Job.status>`, the lists of jobs, the actions of operators and the counts
-read these rows.  They stand beside the models, because one of the models reads them.
+The lists of jobs, the counts and the comparisons of :attr:`Job.status <pgqueue.Job.status>` read
+:data:`STATES`.  To load the status of one job is an expression of its own (``job_status.py``).
 """
 
 from collections.abc import Mapping
@@ -46,12 +46,13 @@ WAITING = (JobStatus.PENDING, JobStatus.BLOCKED)
 UNFINISHED = (*WAITING, JobStatus.RUNNING)
 """The jobs without an outcome."""
 DEAD = (JobStatus.FAILED, JobStatus.CANCELLED)
+"""The jobs with a dead letter."""
 ENDED = (JobStatus.SUCCEEDED, *DEAD)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The table that has the jobs of one status.
+    """Where the jobs of one status stand.
 
     A row of an unfinished job counts only while the job has no outcome: a cancel does not wait for
     the transaction that holds its message or its lease, and leaves the row there.
@@ -59,10 +60,9 @@ class State:
 
     table: Table
     job_id: Column[int]
-    """The ids of its jobs.  Lists are in their order, but that of pending jobs alone, which come in
-    the order of claims."""
+    """Lists use this order.  Lists of pending jobs use the order of claims."""
     conditions: tuple[ColumnElement[bool], ...] = ()
-    """Of the rows, if only some are meant."""
+    """Which rows of the table; empty for all."""
     elsewhere: Column[int] | None = None
     """The ids of the jobs of this status that have no row in the table."""
 
@@ -74,9 +74,10 @@ class State:
         return union_all(*selects)
 
 
-_messages, _waiting, _leases, _letters = map(
-    table_of, (MessageQueue, WaitingMessage, Lease, DeadLetter)
-)
+_messages = table_of(MessageQueue)
+_waiting = table_of(WaitingMessage)
+_leases = table_of(Lease)
+_letters = table_of(DeadLetter)
 _is_leased = exists().where(_leases.c.target_id == _messages.c.target_id).correlate_except(_leases)
 
 STATES: Mapping[JobStatus, State] = {
@@ -88,4 +89,4 @@ STATES: Mapping[JobStatus, State] = {
         _letters, _letters.c.job_id, (_letters.c.outcome == text("'cancelled'"),)
     ),
 }
-"""Where the jobs of each status stand.  Those that have succeeded stand in ``jobs`` alone."""
+"""Of each status but SUCCEEDED, whose jobs stand in ``jobs`` alone."""

@@ -15,10 +15,10 @@ from pgqueue.database.callers import executor, translated_errors
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import LAST_ID, LONGEST_MUTE, in_hex
 from pgqueue.models import Job, JobStatus
-from pgqueue.operations import engine
-from pgqueue.operations.actions import ACTIONS, ON_JOBS, Action, ActionContext
-from pgqueue.operations.engine import LONGEST_SPREAD, Begin, Outcome
+from pgqueue.operations.actions import ACTIONS, ON_JOBS, ActionContext, JobAction
+from pgqueue.operations.engine import ActionRun, Begin
 from pgqueue.operations.operations import Operations
+from pgqueue.operations.progress import LONGEST_SPREAD, spread_of
 from pgqueue.operations.selection import Selection, checked_fingerprint
 from pgqueue.repository.error_groups import ErrorGroups
 from pgqueue.repository.jobs import Jobs
@@ -92,7 +92,7 @@ class Operator:
         *,
         spread: timedelta | None = None,
         args: Mapping[str, Any] | None = None,
-    ) -> Outcome:
+    ) -> ActionRun:
         """Put failed or cancelled jobs back, with all their attempts available again.
 
         Args:
@@ -112,7 +112,7 @@ class Operator:
         changes = None if args is None else Changes(args=args, are_args_stored=True)
         return self.start("requeue", jobs, changes=changes, spread=spread).finish()
 
-    def run_now(self, jobs: Selection) -> Outcome:
+    def run_now(self, jobs: Selection) -> ActionRun:
         """Make waiting jobs due now; returns and raises as :meth:`requeue` does."""
         return self.start("run_now", jobs).finish()
 
@@ -125,7 +125,7 @@ class Operator:
         run_at: datetime | None = None,
         queue: str | None = None,
         args: Mapping[str, Any] | None = None,
-    ) -> Outcome:
+    ) -> ActionRun:
         """Change waiting jobs.
 
         Args:
@@ -148,7 +148,7 @@ class Operator:
         )
         return self.start("change", jobs, changes=changes).finish()
 
-    def cancel(self, jobs: Selection, *, kill: bool = False) -> Outcome:
+    def cancel(self, jobs: Selection, *, kill: bool = False) -> ActionRun:
         """Cancel jobs: a waiting job ends at once, a running job is asked to stop.
 
         Args:
@@ -168,7 +168,7 @@ class Operator:
         spread: timedelta | None = None,
         limit: int | None = None,
         of: int | None = None,
-    ) -> Outcome:
+    ) -> ActionRun:
         """Write an action on jobs into the log, and return it; nothing is changed yet.
 
         Args:
@@ -197,7 +197,7 @@ class Operator:
                 changes = changes.from_now(now)
             options = {
                 **({} if changes is None else changes.for_log),
-                **engine.spread_of(spread, of),
+                **spread_of(spread, of),
                 **({} if limit is None else {"limit": limit}),
             }
             entry = LogEntry(
@@ -211,9 +211,9 @@ class Operator:
                 last_id=jobs.ids[-1] if jobs.ids else last_id,
             )
             entry = self._written(session, entry)
-        return self._outcome(entry, changes)
+        return self._run_of(entry, changes)
 
-    def go_on(self, action_id: int) -> Outcome:
+    def go_on(self, action_id: int) -> ActionRun:
         """Return an action on jobs that was interrupted, to do what is left of it.
 
         The log says, once, who goes on with an action of another.
@@ -236,9 +236,9 @@ class Operator:
             is_own = entry.actor == self.actor
             if not is_own and not log.has_continued(self.actor, action_id):
                 self._note(session, "continue", {"action": action_id})
-        return self._outcome(entry, changes)
+        return self._run_of(entry, changes)
 
-    def try_one(self, jobs: Selection) -> Outcome | None:
+    def try_one(self, jobs: Selection) -> ActionRun | None:
         """Requeue the newest failed job of a selection, to see whether it succeeds now.
 
         Args:
@@ -374,12 +374,12 @@ class Operator:
         return is_quiet
 
     def mute_error(self, error: str | int, task: str, *, hours: int) -> bool:
-        """Do not name an error among what needs someone, for some hours.
+        """Leave an error out of the lists of problems for some hours.
 
         Args:
             error: The error, as ``pgqueue failures`` prints it, or its number.
             task: The task that fails with it.
-            hours: For how long, at most a week; 0 names it again.
+            hours: For how long, at most a week; 0 ends it.
 
         Returns:
             Whether the task has had such an error.
@@ -440,11 +440,11 @@ class Operator:
         self._unlogged()
         return entry
 
-    def _outcome(self, entry: LogEntry, changes: Changes | None) -> Outcome:
+    def _run_of(self, entry: LogEntry, changes: Changes | None) -> ActionRun:
         def prepare(session: Session) -> ActionContext:
             return self.queue.action_context(executor(session), changes)
 
-        return Outcome(entry, self._begin, prepare, names_holder=not self._is_limited)
+        return ActionRun(entry, self._begin, prepare, names_holder=not self._is_limited)
 
 
 def why_not_resumable(entry: LogEntry) -> str:
@@ -458,7 +458,7 @@ def why_not_resumable(entry: LogEntry) -> str:
     return ""
 
 
-def _checked_action(name: str) -> Action:
+def _checked_action(name: str) -> JobAction:
     if name not in ON_JOBS:
         raise OptionError(f"there is no action {name!r} on jobs; there are {', '.join(ON_JOBS)}")
     return ON_JOBS[name]
@@ -506,7 +506,7 @@ class AsyncOperator:
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
 
-    async def go_on(self, action_id: int) -> Outcome:
+    async def go_on(self, action_id: int) -> ActionRun:
         """Do what is left of an action on jobs that was interrupted."""
         return await asyncio.to_thread(lambda: self.operator.go_on(action_id).finish())
 

@@ -38,18 +38,18 @@ class Target(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ActionContext:
-    """What an action on jobs needs on one connection."""
+    """A connection, and what an action on jobs needs besides."""
 
     connection: Connection
     find: Find
-    """Returns the task with a name."""
+    """Returns the task with this name."""
     notify: bool
     changes: Changes | None = None
     """What a requeue or a change gives the jobs."""
     tasks: Collection[str] = ()
     """The tasks of the application, also under their former names."""
     limited_queues: Collection[str] = ()
-    """Its queues that have limits, to which no job moves."""
+    """The queues of the application that have limits: no job moves to them."""
 
     @property
     def jobs(self) -> Jobs:
@@ -70,40 +70,52 @@ class Look(NamedTuple):
     icon: str
     kind: str = "primary"
     is_in_lists: bool = True
-    """Whether it is offered for several jobs, and not only for one."""
+    """Whether lists of jobs have the button, besides the page of one job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What an operator may do.  The fields from ``statuses`` on are those of actions on jobs."""
+    """What an operator may do."""
 
     name: str
-    """As the log has it."""
+    """The action in the log, as ``pause_queue``."""
     target: Target
     right: str
-    """What a user of the dashboard needs."""
+    """The right that a user of the dashboard needs for it."""
     help: str
-    """What it does, in one sentence."""
+    """What the action does, in one sentence."""
     command: str
-    """The words of its command, without arguments."""
-    doing: str = ""
-    """Of jobs, while it lasts, as ``Requeueing``."""
+    """The words of the command, without arguments."""
     done: str = ""
-    """What has become of its jobs or its schedule, as in ``12 jobs requeued``."""
-    statuses: Sequence[JobStatus] = ()
-    """The jobs that it is for."""
+    """The past participle, as in ``12 jobs requeued``."""
+
+    @property
+    def words(self) -> str:
+        return self.name.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAction(Action):
+    """An action on jobs."""
+
+    target: Target = Target.JOBS
+    doing: str
+    """The present participle, as ``Requeueing``."""
+    statuses: Sequence[JobStatus]
+    """The action is for jobs of these statuses."""
     called: str = ""
-    """What these jobs are called together; empty if a filter must name a status."""
+    """One word for jobs of these statuses; empty if a filter must name a status."""
     is_for_later: bool = False
-    """Whether it is only for jobs that are not due yet."""
+    """Whether the action is only for jobs that are not due yet."""
     runs_again: bool = False
-    """Whether its jobs, which have ended, run again, and take their unique keys again."""
+    """Whether the jobs have ended and run again, and so take their unique keys again."""
     requested: str = ""
-    """The column of a job that says since when this is requested already."""
+    """The column of a job that says since when the action is already requested."""
     needs_process: bool = False
-    """Whether one job must run in a child process; of many, the others are cancelled."""
+    """Whether the button on the page of a job needs a job that runs in a child process; of many
+    jobs, the action cancels the others."""
     why_unchanged: str = ""
-    """Why one of these jobs was left as it is."""
+    """The reason why a job of these statuses was not changed."""
     needs_changes: bool = False
     """Whether the caller must say what the jobs are given."""
     changes: Changes | None = None
@@ -111,24 +123,24 @@ class Action:
     may_spread: bool = False
     """Whether the jobs may become due one after the other."""
     button: Look | None = None
-    """Of an action that needs nothing but the jobs."""
-    one: Callable[[ActionContext, int, datetime | None], Change] | None = None
+    """The button of the dashboard; only of an action that needs nothing but the jobs."""
+    one: Callable[[ActionContext, int, datetime | None], Change]
     """Changes one job, and waits for its lock.  The time: when it is due, if jobs are spread."""
-    many: Callable[[ActionContext, Sequence[FoundJob], Times], Mapping[int, Change]] | None = None
-    """Changes those of the jobs that one statement can, and waits for nothing; returns these."""
-
-    @property
-    def words(self) -> str:
-        return self.name.replace("_", " ")
+    many: Callable[[ActionContext, Sequence[FoundJob], Times], Mapping[int, Change]]
+    """Changes as many of the jobs as one statement can, and waits for no lock; returns the changed
+    jobs.  The others are changed by ``one``."""
 
     def is_for(self, job: JobDetails, task: Task[..., Any] | None) -> bool:
-        """Whether it would change this job, whose task is None if the application lacks it."""
-        in_process = task is not None and task.in_process
+        """Whether the action would change a job.
+
+        ``task``: that of the job; None if the application does not have it.
+        """
+        is_in_process = task is not None and task.in_process
         return (
             job.status in self.statuses
             and not (self.is_for_later and job.is_due)
             and not (self.requested and job.columns[self.requested] is not None)
-            and not (self.needs_process and not (job.status is JobStatus.RUNNING and in_process))
+            and (not self.needs_process or (job.status is JobStatus.RUNNING and is_in_process))
         )
 
 
@@ -178,7 +190,7 @@ def _run_many_now(
 
 
 def _change(context: ActionContext, job_id: int, _: datetime | None) -> Change:
-    assert context.changes is not None, "Operator.start sees to it"
+    assert context.changes is not None, "the action needs_changes"
     jobs, changes, find = context.jobs, context.changes, context.find
     return editing.change(jobs, job_id, changes, find, notify=context.notify)
 
@@ -186,17 +198,16 @@ def _change(context: ActionContext, job_id: int, _: datetime | None) -> Change:
 def _change_many(
     context: ActionContext, found: Sequence[FoundJob], _: Times
 ) -> Mapping[int, Change]:
-    new = None if context.changes is None else context.changes.place()
+    new = None if context.changes is None else context.changes.position()
     if new is None or new.get("queue") in context.limited_queues:
         return {}  # one by one: each is refused, with the reason
     return context.many.change(found, new, tasks=context.tasks, notify=context.notify)
 
 
 _ON_JOBS = (
-    Action(
+    JobAction(
         name="requeue",
         command="requeue",
-        target=Target.JOBS,
         right="requeue",
         help="Put failed or cancelled jobs back, with all their attempts available again.",
         doing="Requeueing",
@@ -208,10 +219,9 @@ _ON_JOBS = (
         one=_requeue,
         many=_requeue_many,
     ),
-    Action(
+    JobAction(
         name="run_now",
         command="run-now",
-        target=Target.JOBS,
         right="requeue",
         help="Make waiting jobs due now: those that were delayed, and those that wait for a retry.",
         doing="Making due now",
@@ -224,10 +234,9 @@ _ON_JOBS = (
         one=_run_now,
         many=_run_many_now,
     ),
-    Action(
+    JobAction(
         name="change",
         command="change",
-        target=Target.JOBS,
         right="edit",
         help="Change waiting jobs: their queue, priority, time, or some of their arguments.",
         doing="Changing",
@@ -239,10 +248,9 @@ _ON_JOBS = (
         one=_change,
         many=_change_many,
     ),
-    Action(
+    JobAction(
         name="cancel",
         command="cancel",
-        target=Target.JOBS,
         right="cancel",
         help="Cancel jobs: a waiting job ends at once, a running job is asked to stop.",
         doing="Cancelling",
@@ -254,10 +262,9 @@ _ON_JOBS = (
         one=_cancel,
         many=_cancel_many,
     ),
-    Action(
+    JobAction(
         name="kill",
         command="cancel --kill",
-        target=Target.JOBS,
         right="cancel",
         help="Cancel jobs, and kill the child processes of those that run.",
         doing="Cancelling",
@@ -273,81 +280,123 @@ _ON_JOBS = (
 )
 
 
-def _on(target: Target, name: str, right: str, command: str, help: str, done: str = "") -> Action:
-    return Action(name=name, target=target, right=right, command=command, help=help, done=done)
-
-
 _ON_OTHERS = (
-    _on(Target.TASK, "enqueue", "enqueue", "enqueue", "Enqueue a job of a task."),
-    _on(Target.QUEUE, "pause_queue", "pause", "pause", "Make all workers skip a queue."),
-    _on(Target.QUEUE, "resume_queue", "pause", "resume", "End the pause of a queue."),
-    _on(Target.TASK, "pause_task", "pause", "pause --task", "Make all workers skip a task."),
-    _on(Target.TASK, "resume_task", "pause", "resume --task", "End the pause of a task."),
-    _on(
-        Target.KEY, "pause_key", "pause", "pause --key", "Admit no more jobs of one key of a limit."
+    Action(
+        name="enqueue",
+        command="enqueue",
+        target=Target.TASK,
+        right="enqueue",
+        help="Enqueue a job of a task.",
     ),
-    _on(Target.KEY, "resume_key", "pause", "resume --key", "End the pause of a key."),
-    _on(
-        Target.LIMIT,
-        "set_limit",
-        "limits",
-        "set-limit",
-        "Set the capacity of a limit or of one key.",
+    Action(
+        name="pause_queue",
+        command="pause",
+        target=Target.QUEUE,
+        right="pause",
+        help="Make all workers skip a queue.",
     ),
-    _on(
-        Target.SCHEDULE,
-        "pause_schedule",
-        "schedules",
-        "schedules pause",
-        "Fire no tick of these schedules until they are resumed.",
-        "paused",
+    Action(
+        name="resume_queue",
+        command="resume",
+        target=Target.QUEUE,
+        right="pause",
+        help="End the pause of a queue.",
     ),
-    _on(
-        Target.SCHEDULE,
-        "resume_schedule",
-        "schedules",
-        "schedules resume",
-        "End the pause of schedules; the ticks of the pause are not made up.",
-        "resumed",
+    Action(
+        name="pause_task",
+        command="pause --task",
+        target=Target.TASK,
+        right="pause",
+        help="Make all workers skip a task.",
     ),
-    _on(
-        Target.SCHEDULE,
-        "trigger_schedule",
-        "schedules",
-        "schedules trigger",
-        "Enqueue a job of each schedule now; their next ticks stay where they are.",
-        "triggered",
+    Action(
+        name="resume_task",
+        command="resume --task",
+        target=Target.TASK,
+        right="pause",
+        help="End the pause of a task.",
     ),
-    _on(
-        Target.SCHEDULE,
-        "remove_schedule",
-        "schedules",
-        "schedules remove",
-        "Delete schedules; their jobs stay.",
-        "removed",
+    Action(
+        name="pause_key",
+        command="pause --key",
+        target=Target.KEY,
+        right="pause",
+        help="Admit no more jobs of one key of a limit.",
     ),
-    _on(Target.WORKER, "quiet", "workers", "quiet", "Make a worker claim no more jobs."),
-    _on(
-        Target.ERROR,
-        "mute_error",
-        "requeue",
-        "mute",
-        "Do not name an error among what needs someone, for some hours.",
+    Action(
+        name="resume_key",
+        command="resume --key",
+        target=Target.KEY,
+        right="pause",
+        help="End the pause of a key.",
     ),
-    _on(
-        Target.ACTION,
-        "continue",
-        "",
-        "continue",
-        "Go on with the interrupted action of another, with the right of that action.",
+    Action(
+        name="set_limit",
+        command="set-limit",
+        target=Target.LIMIT,
+        right="limits",
+        help="Set the capacity of a limit or of one key.",
+    ),
+    Action(
+        name="pause_schedule",
+        command="schedules pause",
+        target=Target.SCHEDULE,
+        right="schedules",
+        help="Fire no tick of these schedules until they are resumed.",
+        done="paused",
+    ),
+    Action(
+        name="resume_schedule",
+        command="schedules resume",
+        target=Target.SCHEDULE,
+        right="schedules",
+        help="End the pause of schedules; the ticks of the pause are not made up.",
+        done="resumed",
+    ),
+    Action(
+        name="trigger_schedule",
+        command="schedules trigger",
+        target=Target.SCHEDULE,
+        right="schedules",
+        help="Enqueue a job of each schedule now; their next ticks stay where they are.",
+        done="triggered",
+    ),
+    Action(
+        name="remove_schedule",
+        command="schedules remove",
+        target=Target.SCHEDULE,
+        right="schedules",
+        help="Delete schedules; their jobs stay.",
+        done="removed",
+    ),
+    Action(
+        name="quiet",
+        command="quiet",
+        target=Target.WORKER,
+        right="workers",
+        help="Make a worker claim no more jobs.",
+    ),
+    Action(
+        name="mute_error",
+        command="mute",
+        target=Target.ERROR,
+        right="requeue",
+        help="Leave an error out of the lists of problems for some hours.",
+    ),
+    Action(
+        name="continue",
+        command="continue",
+        target=Target.ACTION,
+        right="",
+        help="Go on with the interrupted action of another, with the right of that action.",
     ),
 )
 
 ACTIONS: Mapping[str, Action] = {action.name: action for action in (*_ON_JOBS, *_ON_OTHERS)}
 """What an operator may do, by name."""
 
-ON_JOBS: Mapping[str, Action] = {action.name: action for action in _ON_JOBS}
+ON_JOBS: Mapping[str, JobAction] = {action.name: action for action in _ON_JOBS}
 """The actions on jobs, by name."""
 
 BUTTONS = [action.name for action in _ON_JOBS if action.button is not None]
-"""The actions on jobs that the dashboard has a button for."""
+"""The names of the actions that have a button in the dashboard."""

@@ -1,25 +1,24 @@
-"""Does an action on jobs: in portions, each counted in the log of operators.
+"""Does an action on jobs: in portions, each recorded in the log of operators.
 
 The row in the log is written before the first job is changed.  The jobs are found in ascending
-order of their ids.  Of each portion, one statement first changes the jobs that it can, which waits
-for nothing.  The jobs that it has left are changed one by one, each in a transaction of its own,
-because this may wait for a lock and must hold no other job meanwhile.  Each transaction also notes
-in the row how far the action has come.  So a process that is killed loses nothing, and another one
-goes on from there.
+order of their ids.  For each portion of them, one statement first changes the jobs that it can,
+and waits for no lock.  The others are then changed one by one, each in its own transaction, because
+such a transaction may wait for a lock, and must hold no lock of another job meanwhile.  Each
+transaction also records in the row how far the action has come.  So a process that is killed loses
+nothing, and another one continues there.
 
-:func:`within` does the same in one transaction of the caller, without the log.
+:func:`within` does an action in one transaction of the caller, without the log.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
 
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from pgqueue.database.bounded import LOCK_TIMEOUT
+from pgqueue.database.sqlstates import DEADLOCK, LOCK_TIMEOUT, sqlstate_of
 from pgqueue.errors import (
     ArgumentsError,
     DuplicateJob,
@@ -29,33 +28,23 @@ from pgqueue.errors import (
     PgQueueError,
     UnknownTask,
 )
-from pgqueue.operations.actions import ACTIONS, Action, ActionContext
+from pgqueue.operations.actions import ON_JOBS, ActionContext, JobAction
+from pgqueue.operations.progress import Progress
+from pgqueue.operations.results import Effect, Result
 from pgqueue.operations.selection import Selection
 from pgqueue.redaction import redacted
 from pgqueue.repository.jobs import Change
 from pgqueue.repository.listing import FoundJob, Listing
-from pgqueue.repository.operator_actions import MOST_IDS, LogEntry, OperatorActions
+from pgqueue.repository.operator_actions import LogEntry
 from pgqueue.rules.unique import KEY_ACROSS_QUEUES
 
 PORTION = 500
 """Jobs that one statement changes; their rows stay locked until its transaction ends."""
 READ_AHEAD = 10_000
-"""Jobs that are found at once: those that wait are in no index, and are sorted."""
+"""Jobs that one search finds: no index has waiting jobs by their ids, so each search sorts them."""
 
 SHOWN = 20
-"""Jobs that were left as they are, of which the reason is kept."""
-
-UNCHANGED = Change.UNCHANGED.name.lower()
-DEADLOCK = "40P01"
-
-LONGEST_SPREAD = timedelta(days=366)
-
-NOT_FOUND = "not_found"
-KEY_TAKEN = "key_taken"
-REFUSED = "refused"
-"""The new arguments of the job are wrong, or its handler cannot be killed."""
-LOCKED = "locked"
-"""Another transaction had locked the job for longer than ``lock_timeout``, or waited for us."""
+"""How many results of unchanged jobs are kept."""
 
 Begin = Callable[[], AbstractContextManager[Session]]
 """Opens a Session, and commits it at the end of the block."""
@@ -63,45 +52,23 @@ Prepare = Callable[[Session], ActionContext]
 """Returns what an action on jobs needs on the connection of a Session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of an action on one job."""
-
-    id: int
-    change: str
-    reason: str | None = None
-
-    @property
-    def is_changed(self) -> bool:
-        return self.change != UNCHANGED and not self.is_missed
-
-    @property
-    def is_missed(self) -> bool:
-        """Whether it was to be changed, and could not be."""
-        return self.change in (NOT_FOUND, KEY_TAKEN, REFUSED, LOCKED)
-
-    def __str__(self) -> str:
-        words = self.change.replace("_", " ")
-        return f"{self.id}: {words}{f', because {self.reason}' if self.reason else ''}"
-
-
 class JobLocked(PgQueueError):
-    """Another transaction has locked a job; nothing was changed in this one, which has failed."""
+    """Another transaction has locked a job.  Rolls back this one, which cannot go on."""
 
 
-class Outcome:
+class ActionRun:
     """An action on jobs, and what it has done so far.
 
-    Iterate over it to do the rest, transaction by transaction; each yields the results of some
-    jobs, after the commit.  Who stops there leaves the rest to :meth:`Operator.go_on`.
+    Iterate over it to do the rest, transaction by transaction: each step yields the results of some
+    jobs, after the commit.  Leave the loop to stop early; :meth:`Operator.go_on` continues the
+    action.
     """
 
-    entry: LogEntry
-    """The action as the log has it; without an id if it is not logged."""
     counts: Counter[str]
-    """How many jobs, by what has become of each: ``requeued``, ``unchanged``, ``key_taken`` ..."""
+    """How many jobs, by what the action has done to each: ``requeued``, ``unchanged``,
+    ``key_taken`` ..."""
     left: list[Result]
-    """The first twenty jobs that were left as they are, with the reasons."""
+    """The results of the first twenty jobs that were not changed, with the reasons."""
     last: Result | None
     """The result for the last job so far."""
 
@@ -109,16 +76,21 @@ class Outcome:
         self, entry: LogEntry, begin: Begin, prepare: Prepare, *, names_holder: bool
     ) -> None:
         """``names_holder``: whether a result may name the job that holds a unique key."""
-        self.entry = entry
         self.counts = Counter()
         self.left = []
         self.last = None
         self._begin = begin
         self._prepare = prepare
-        self._action = ACTIONS[entry.action]
+        self._action = ON_JOBS[entry.action]
         self._jobs = Selection.from_target(entry.target).upto(entry.last_id)
         self._names_holder = names_holder
+        self._progress = Progress(entry)
         self._rest = self._steps()
+
+    @property
+    def entry(self) -> LogEntry:
+        """The action as the log has it; without an id if it is not logged."""
+        return self._progress.entry
 
     @property
     def changed(self) -> int:
@@ -127,7 +99,7 @@ class Outcome:
 
     @property
     def skipped(self) -> int:
-        """How many jobs were left as they are."""
+        """How many jobs were not changed."""
         return self.entry.skipped
 
     def __iter__(self) -> Iterator[list[Result]]:
@@ -137,8 +109,12 @@ class Outcome:
             self.last = results[-1] if results else self.last
             yield results
 
-    def finish(self) -> "Outcome":
-        """Do the rest of the action; returns this outcome."""
+    def finish(self) -> "ActionRun":
+        """Do the rest of the action.
+
+        Returns:
+            This object.
+        """
         for _ in self:
             pass
         return self
@@ -147,49 +123,47 @@ class Outcome:
         return f"<{self.entry.action}: {self.changed} changed, {self.skipped} skipped>"
 
     def _steps(self) -> Iterator[list[Result]]:
-        while self.entry.finished_at is None:
-            yield from self._one_by_one(self.entry.left_ids)  # of a process that was killed
-            room = _room(self.entry)
+        progress = self._progress
+        while not progress.is_finished:
+            yield from self._one_by_one(progress.left_ids)  # of a process that was killed
             with self._begin() as session:
-                after = self.entry.cursor or 0
-                found, end = self._jobs.found(session, after=after, limit=room)
-            for start in range(0, len(found), PORTION):
-                yield from self._portion(found[start : start + PORTION])
-            if end is not None:  # the end of a window: there may be more behind it
-                with self._begin() as session:
-                    self._lock(session)
-                    self._count(session, [], cursor=end)
-                yield []
-            elif len(found) < room or not _room(self.entry):
+                window = self._jobs.next_window(
+                    session, after=progress.cursor, limit=progress.room(READ_AHEAD)
+                )
+            for portion in _portions(window.jobs):
+                yield from self._portion(portion)
+            if window.is_last or not progress.room(1):
                 self._end()
+            elif window.searched_to > progress.cursor:
+                self._move_cursor(window.searched_to)
+                yield []
 
-    def _portion(self, found: Sequence[FoundJob]) -> Iterator[list[Result]]:
-        """Change some jobs: at once those that one statement can, then the others one by one."""
-        # Jobs that are named are changed one by one: each has its result, in order.
-        if self._action.many is None or self._jobs.ids is not None:
-            yield from self._one_by_one([job.id for job in found])
+    def _portion(self, portion: Sequence[FoundJob]) -> Iterator[list[Result]]:
+        if self._jobs.ids is not None:  # named jobs: each has its result, in their order
+            yield from self._one_by_one([job.id for job in portion])
             return
         with self._begin() as session:
-            results = self._at_once(session, found)
+            results = self._at_once(session, portion)
         yield results
-        yield from self._one_by_one(self.entry.left_ids)
+        yield from self._one_by_one(self._progress.left_ids)
 
-    def _at_once(self, session: Session, found: Sequence[FoundJob]) -> list[Result]:
-        assert self._action.many is not None
-        entry = self._lock(session)
-        left = [job for job in found if job.id > (entry.cursor or 0)]
-        if entry.finished_at is not None or not left:
+    def _at_once(self, session: Session, portion: Sequence[FoundJob]) -> list[Result]:
+        """Change as many jobs of a portion as one statement can, and leave the others."""
+        progress = self._progress
+        progress.lock(session)
+        # Another process with this action may have passed these jobs, or used up its limit.
+        jobs = [job for job in portion if job.id > progress.cursor][: progress.room(PORTION)]
+        if progress.is_finished or not jobs:
             return []
-        # Since they were found, some may have moved on, to where they are not meant any more.
-        matching = self._jobs.matching(session, [job.id for job in left])
-        number = entry.jobs + entry.skipped
-        times = {job.id: _due_time(entry, at) for at, job in enumerate(left, number)}
-        still = [job for job in left if job.id in matching]
-        wanted = {job.id: times[job.id] for job in still}
-        done = self._action.many(self._prepare(session), still, wanted)
-        results = [Result(job_id, change.name.lower()) for job_id, change in done.items()]
-        left_ids = [*entry.left_ids, *(job.id for job in left if job.id not in done)]
-        self._count(session, results, cursor=left[-1].id, left_ids=left_ids)
+        # Jobs may have changed since they were found, and not match any more.
+        matching = self._jobs.matching(session, [job.id for job in jobs])
+        numbered = enumerate(jobs, progress.number_done)
+        due = [(job, progress.due_at(number)) for number, job in numbered if job.id in matching]
+        times = {job.id: at for job, at in due}
+        changes = self._action.many(self._prepare(session), [job for job, _ in due], times)
+        results = [Result(job_id, Effect[change.name]) for job_id, change in changes.items()]
+        left = [job.id for job in jobs if job.id not in changes]
+        progress.record(session, results, cursor=jobs[-1].id, left=left)
         return results
 
     def _one_by_one(self, job_ids: Sequence[int]) -> Iterator[list[Result]]:
@@ -198,156 +172,101 @@ class Outcome:
                 with self._begin() as session:
                     results = self._one(session, job_id)
             except JobLocked as error:
+                locked = Result(job_id, Effect.LOCKED, str(error))
                 with self._begin() as session:
-                    results = self._one(session, job_id, instead=Result(job_id, LOCKED, str(error)))
+                    results = self._one(session, job_id, result=locked)
             yield results
 
-    def _one(self, session: Session, job_id: int, *, instead: Result | None = None) -> list[Result]:
-        """Change one job; no result if another process has done it.  ``instead``: its result."""
-        entry = self._lock(session)
-        is_left = job_id in entry.left_ids
-        if entry.finished_at is not None or not (is_left or job_id > (entry.cursor or 0)):
+    def _one(self, session: Session, job_id: int, *, result: Result | None = None) -> list[Result]:
+        """Change one job, and record the result; nothing if another process has changed it.
+
+        ``result``: only record this result, of a transaction that has rolled back.
+        """
+        self._progress.lock(session)
+        if self._progress.is_done(job_id):
             return []
-        run_at = _due_time(entry, entry.jobs + entry.skipped)
-        result = instead or self._result(session, job_id, run_at)
-        left_ids = [id for id in entry.left_ids if id != job_id]
-        cursor = entry.cursor or 0 if is_left else job_id
-        self._count(session, [result], cursor=cursor, left_ids=left_ids)
+        result = result or self._result(session, job_id)
+        self._progress.record(session, [result], cursor=job_id)
         return [result]
 
-    def _result(self, session: Session, job_id: int, run_at: datetime | None) -> Result:
+    def _result(self, session: Session, job_id: int) -> Result:
+        """Change one job, if it still matches; wait for its lock."""
         listing, action = Listing(session), self._action
         if self._jobs.ids is None:
             status = listing.status(job_id)
             is_meant = status in self._jobs.which.statuses
             if not is_meant or job_id not in self._jobs.matching(session, [job_id]):
                 why = "it does not match any more" if is_meant else f"its status is {status}"
-                return Result(job_id, UNCHANGED, why)
-        result = _change(
-            self._prepare(session), action, job_id, run_at, names_holder=self._names_holder
-        )
-        if result.change != UNCHANGED:
+                return Result(job_id, Effect.UNCHANGED, why)
+        result = self._act(self._prepare(session), job_id)
+        if result.change is not Effect.UNCHANGED:
             return result
         status = listing.status(job_id)
         is_known = bool(action.why_unchanged) and status in action.statuses
         why = action.why_unchanged if is_known else f"its status is {status}"
         return replace(result, reason=why)
 
-    def _lock(self, session: Session) -> LogEntry:
-        """Read how far the action has come; without an id if it is not, or no longer, in the log.
+    def _act(self, context: ActionContext, job_id: int) -> Result:
+        """Change one job; an error that only this job causes becomes its result."""
+        run_at = self._progress.due_at(self._progress.number_done)
+        try:
+            change = self._action.one(context, job_id, run_at)
+            return Result(job_id, Effect[change.name])
+        except JobNotFound as error:
+            return Result(job_id, Effect.NOT_FOUND, str(error))
+        except DuplicateJob as error:
+            is_named = error.holder and self._names_holder
+            holder = f"job {error.holder}" if is_named else "another job"
+            of_queue = "" if KEY_ACROSS_QUEUES in str(error) else " of its queue"
+            return Result(job_id, Effect.KEY_TAKEN, f"{holder}{of_queue} has its unique key")
+        except (ArgumentsError, OptionError, PayloadError, UnknownTask) as error:
+            return Result(job_id, Effect.REFUSED, redacted(" ".join(str(error).split())))
+        except OperationalError as error:
+            if sqlstate_of(error) not in (LOCK_TIMEOUT, DEADLOCK):
+                raise
+            raise JobLocked("another transaction has locked it") from error
 
-        Other processes wait until this transaction ends.
-        """
-        if self.entry.id is not None:
-            locked = OperatorActions(session).locked(self.entry)
-            self.entry = locked or replace(self.entry, id=None)
-        return self.entry
-
-    def _count(
-        self,
-        session: Session,
-        results: Sequence[Result],
-        *,
-        cursor: int,
-        left_ids: Sequence[int] | None = None,
-    ) -> None:
-        """Note in the log how far the action has come."""
-        entry = self.entry
-        changed = [result.id for result in results if result.is_changed]
-        self.entry = replace(
-            entry,
-            jobs=entry.jobs + len(changed),
-            skipped=entry.skipped + len(results) - len(changed),
-            first_ids=[*entry.first_ids, *changed][:MOST_IDS],
-            cursor=max(cursor, entry.cursor or 0),
-            left_ids=entry.left_ids if left_ids is None else left_ids,
-        )
-        if entry.id is not None and entry.finished_at is None and self.entry != entry:
-            OperatorActions(session).move(self.entry, is_finished=False)
+    def _move_cursor(self, searched_to: int) -> None:
+        with self._begin() as session:
+            self._progress.lock(session)
+            if not self._progress.is_finished:
+                self._progress.record(session, [], cursor=searched_to)
 
     def _end(self) -> None:
-        """Note that nothing is left to do, unless another process is still at it."""
+        """Finish, unless another process has left jobs that are still to be changed."""
         with self._begin() as session:
-            entry = self._lock(session)
-            if entry.finished_at is None and not entry.left_ids:
-                if entry.id is not None:
-                    OperatorActions(session).move(entry, is_finished=True)
-                self.entry = replace(entry, finished_at=entry.at)
+            self._progress.lock(session)
+            if not self._progress.is_finished and not self._progress.left_ids:
+                self._progress.finish(session)
 
 
-def within(selection: Selection, action: Action, context: ActionContext) -> Counter[Change]:
-    """Do an action on jobs in the caller's transaction; return how many jobs, by the result.
+def within(selection: Selection, action: JobAction, context: ActionContext) -> Counter[Change]:
+    """Do an action on jobs in the caller's transaction, without the log.
 
-    It is not in the log.
+    Returns:
+        How many jobs, by the result.
     """
     counts: Counter[Change] = Counter()
-    after, limit = 0, READ_AHEAD
-    while True:
-        found, end = selection.found(context.connection, after=after, limit=limit)
-        for start in range(0, len(found), PORTION):
-            portion = found[start : start + PORTION]
-            done = {} if action.many is None else action.many(context, portion, {})
-            counts.update(done.values())
-            for job in portion:
-                if job.id not in done:
-                    counts[_change_or_gone(context, action, job.id)] += 1
-        if end is None and len(found) < limit:
-            return +counts
-        after = found[-1].id if end is None else end
+    after, is_last = 0, False
+    while not is_last:
+        jobs, after, is_last = selection.next_window(
+            context.connection, after=after, limit=READ_AHEAD
+        )
+        for portion in _portions(jobs):
+            changes = action.many(context, portion, {job.id: None for job in portion})
+            counts.update(changes.values())
+            left = [job.id for job in portion if job.id not in changes]
+            counts.update(_change_or_gone(context, action, job_id) for job_id in left)
+    return counts
 
 
-def _change(
-    context: ActionContext,
-    action: Action,
-    job_id: int,
-    run_at: datetime | None,
-    *,
-    names_holder: bool,
-) -> Result:
-    assert action.one is not None
-    try:
-        return Result(job_id, action.one(context, job_id, run_at).name.lower())
-    except JobNotFound as error:
-        return Result(job_id, NOT_FOUND, str(error))
-    except DuplicateJob as error:
-        holder = f"job {error.holder}" if error.holder and names_holder else "another job"
-        of_queue = "" if KEY_ACROSS_QUEUES in str(error) else " of its queue"
-        return Result(job_id, KEY_TAKEN, f"{holder}{of_queue} has its unique key")
-    except (ArgumentsError, OptionError, PayloadError, UnknownTask) as error:
-        return Result(job_id, REFUSED, redacted(" ".join(str(error).split())))
-    except OperationalError as error:
-        if getattr(error.orig, "sqlstate", None) not in (LOCK_TIMEOUT, DEADLOCK):
-            raise
-        raise JobLocked("another transaction has locked it") from error
-
-
-def _change_or_gone(context: ActionContext, action: Action, job_id: int) -> Change:
-    assert action.one is not None
+def _change_or_gone(context: ActionContext, action: JobAction, job_id: int) -> Change:
     try:
         return action.one(context, job_id, None)
     except JobNotFound:  # deleted as it succeeded, by keep=timedelta(0)
         return Change.UNCHANGED
 
 
-def _room(entry: LogEntry) -> int:
-    """How many jobs are looked for next."""
-    limit = entry.options.get("limit")
-    if not isinstance(limit, int):
-        return READ_AHEAD
-    return max(0, min(READ_AHEAD, limit - entry.jobs - entry.skipped))
-
-
-def spread_of(spread: timedelta | None, jobs: int | None) -> Mapping[str, float]:
-    """How jobs are spread, for the log."""
-    of = {} if jobs is None else {"of": jobs}
-    return of if spread is None else {"spread_s": spread.total_seconds(), **of}
-
-
-def _due_time(entry: LogEntry, number: int) -> datetime | None:
-    """When the job with this number is due, if the jobs are spread."""
-    seconds, number_of_jobs = entry.options.get("spread_s"), entry.options.get("of")
-    if not isinstance(seconds, int | float) or not isinstance(number_of_jobs, int):
-        return None
-    if number_of_jobs <= 0 or not 0 <= seconds <= LONGEST_SPREAD.total_seconds():
-        return None  # a hand has written it
-    return entry.at + timedelta(seconds=seconds * min(number, number_of_jobs) / number_of_jobs)
+def _portions(jobs: Sequence[FoundJob]) -> Iterator[Sequence[FoundJob]]:
+    for start in range(0, len(jobs), PORTION):
+        yield jobs[start : start + PORTION]

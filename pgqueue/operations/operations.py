@@ -30,7 +30,7 @@ from pgqueue.database.callers import (
 )
 from pgqueue.errors import ArgumentsError, OptionError
 from pgqueue.models import UNFINISHED, JobStatus
-from pgqueue.operations.actions import ACTIONS, ActionContext
+from pgqueue.operations.actions import ON_JOBS, ActionContext
 from pgqueue.operations.engine import within
 from pgqueue.operations.selection import Selection
 from pgqueue.repository.batches import Batches, BatchState
@@ -422,13 +422,11 @@ class Operations:
     ) -> Change:
         """Do an action on one job in the caller's transaction."""
         job_id = checked_id(job_id)
-        row = ACTIONS[action]
-        assert row.one is not None
         connection = in_transaction(session, f"{action} of job {job_id}")
-        return row.one(self.action_context(connection, changes), job_id, None)
+        return ON_JOBS[action].one(self.action_context(connection, changes), job_id, None)
 
     def _cancel_all(
         self, session: AnySession, selection: Selection, where: str
     ) -> dict[Change, int]:
         context = self.action_context(in_transaction(session, where))
-        return dict(within(selection, ACTIONS["cancel"], context))
+        return dict(within(selection, ON_JOBS["cancel"], context))

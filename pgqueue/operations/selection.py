@@ -1,35 +1,49 @@
-"""``Selection``: these jobs, by their ids or by conditions.
+"""``Selection``: which jobs, by their ids or by conditions.
 
-Every face selects jobs by one: the commands, the dashboard, the log of operators, and Python.
+The commands, the dashboard, the log of operators and Python code all select jobs by it.  The
+commands and the dashboard import no repository, so this module exports ``WRITTEN``,
+``ValueKind`` and ``RANGES`` for them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Self, Unpack, get_type_hints
+from typing import Any, NamedTuple, Self, Unpack, get_type_hints
 
 from pgqueue.arguments import Payload
-from pgqueue.checks import check_text, check_whole, checked_id
+from pgqueue.checks import check, check_text, check_whole, checked_id, instance
 from pgqueue.errors import ArgumentsError, JobNotFound, OptionError, PayloadError
-from pgqueue.filter_line import LAST_ID, LONGEST_SPAN, STATUSES, line_of, parse, read_fingerprint
+from pgqueue.filter_line import (
+    LAST_ID,
+    LONGEST_SPAN,
+    STATUSES,
+    line_of,
+    parse,
+    read_fingerprint,
+)
 from pgqueue.models import JobStatus
-from pgqueue.operations.actions import Action
+from pgqueue.operations.actions import JobAction
+from pgqueue.repository.conditions import RANGES as RANGES
 from pgqueue.repository.conditions import WRITTEN as WRITTEN
 from pgqueue.repository.conditions import Conditions, JobFilter
 from pgqueue.repository.conditions import ValueKind as ValueKind
+from pgqueue.repository.job_line import JobLine
 from pgqueue.repository.listing import FoundJob, Listing
-from pgqueue.repository.pages import JobLine, Pages
+from pgqueue.repository.pages import Pages
 from pgqueue.repository.tables import Executor
 from pgqueue.tasks import Task
 
 WINDOW = 20_000
-"""Jobs of any kind among which the next ones are searched, where no index finds them."""
+"""How many jobs one statement looks through, where no index finds those that match."""
 MOST_COUNTED = 10_000
-"""Jobs that a preview counts."""
+"""How many jobs a preview counts at most."""
 SAMPLES = 10
+
+IDS_OR_CONDITIONS = "Selection: ids and conditions are given; give one of them"
 
 FILTERS = Payload(JobFilter, task_name="filter", injected=0, hints=get_type_hints(JobFilter))
 """Filters as JSON data, which is checked as the arguments of jobs are."""
+ARGUMENTS = instance(Mapping, "a dict of arguments by name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +57,28 @@ class Preview:
     """How many of them cannot be requeued, because another job has their key."""
 
 
+class Window(NamedTuple):
+    """The next jobs of a selection, in ascending order of their ids."""
+
+    jobs: Sequence[FoundJob]
+    searched_to: int
+    """All jobs of the selection up to this id are in this window or in earlier ones."""
+    is_last: bool
+    """Whether the selection has no jobs after this window."""
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Selection:
-    """These jobs: those with some ids, or all that match every condition given.
+    """The jobs with these ids, or all jobs that match every condition.
 
     Args:
-        ids: The ids of jobs; then no condition may be given.
+        ids: The ids of jobs.  A selection has ids or conditions, not both.
         status: One status or several, as in ``Job.status``; all of them if it is omitted.
         conditions: As the options of ``pgqueue jobs`` and a filter line have them: ``task``,
             ``queue``, ``tag``, ``batch``, ``limit_key``, ``unique_key``, ``error`` (as ``pgqueue
             failures`` prints it), ``text`` (of the last error), ``args`` (a dict of arguments in
-            their JSON form),
-            ``created_after``, ``created_before`` (a time, or a timedelta until now), ``took``,
-            ``before``, ``after`` (ids).
+            their JSON form), ``created_after``, ``created_before`` (a time, or a timedelta until
+            now), ``took``, ``attempts`` (at least so many), ``before``, ``after`` (ids).
 
     Raises:
         OptionError: A condition is unknown, or has a value of another type.
@@ -85,13 +108,13 @@ class Selection:
             if value is None:  # or a variable that is None would select more jobs
                 raise OptionError(f"Selection: {name} is None; leave it out, or give a value")
         if ids is not None and (given or wanted):
-            raise OptionError("Selection: ids and conditions are given; give one of them")
+            raise OptionError(IDS_OR_CONDITIONS)
         object.__setattr__(self, "ids", None if ids is None else _checked_ids(ids))
         object.__setattr__(self, "which", _checked_filter(given, wanted))
 
     @classmethod
     def of(cls, which: JobFilter, ids: Iterable[int] | None = None) -> Self:
-        """The jobs of a filter; with ``ids``, those of them."""
+        """The jobs of a filter; with ``ids``, these jobs: the filter is then only a scope."""
         made = object.__new__(cls)
         object.__setattr__(made, "ids", None if ids is None else tuple(sorted(set(ids))))
         object.__setattr__(made, "which", which)
@@ -100,9 +123,22 @@ class Selection:
     def also(
         self, *, status: Iterable[JobStatus | str] = (), **conditions: Unpack[Conditions]
     ) -> Self:
-        """Those of the jobs of which more conditions hold; they take the place of given ones."""
-        more = _checked_filter({k: v for k, v in conditions.items() if v is not None}, [*status])
-        return self.of(replace(self.which, **more.given()))
+        """The selection with more conditions.
+
+        A condition replaces one of the same name that the selection has.
+
+        Args:
+            status: One status or several; omit it to keep those of the selection.
+            conditions: As of a selection; None is the same as a condition that is not given.
+
+        Raises:
+            OptionError: The selection has ids, or a condition is wrong.
+        """
+        given = {name: value for name, value in conditions.items() if value is not None}
+        more = _checked_filter(given, [*status]).given()
+        if self.ids is not None and more:
+            raise OptionError(IDS_OR_CONDITIONS)
+        return self.of(replace(self.which, **more), self.ids)
 
     @classmethod
     def from_line(cls, line: str) -> Self:
@@ -116,10 +152,10 @@ class Selection:
 
     @classmethod
     def from_target(cls, target: Mapping[str, Any]) -> Self:
-        """The jobs that an action in the log was begun for.
+        """The jobs of an action in the log.
 
         Raises:
-            OptionError: Code of another version has written it.
+            OptionError: Code of another version has written the filter.
         """
         if "jobs" in target:
             return cls(target["jobs"])
@@ -130,7 +166,7 @@ class Selection:
 
     @property
     def target(self) -> dict[str, Any]:
-        """The same as JSON data, for the log."""
+        """The selection as JSON data, for the log."""
         if self.ids is not None:
             return {"jobs": list(self.ids)}
         return {"filter": FILTERS.encode(self.which.given())}
@@ -150,19 +186,26 @@ class Selection:
             raise OptionError(f"{where}: which jobs? give their ids, or at least one condition")
 
     def in_state(self, word: str | None) -> Self:
-        """The same in a state, as ``due`` or ``failed`` (a word after ``status:``), or in any."""
+        """The selection with another state in place of its own.
+
+        ``word``: a word that a filter line may have after ``status:``, as ``due`` or ``failed``;
+        None for jobs in any state.
+        """
         any_state: dict[str, Any] = {"statuses": frozenset(), "are_due": None, "are_retried": None}
         which = replace(self.which, **{**any_state, **STATUSES.get(word or "", {})})
         return self.of(which, self.ids)
 
     @property
     def is_scoped(self) -> bool:
-        """Whether it is bound to what a limited user may see."""
+        """Whether the selection has only jobs that a limited user may see."""
         return self.which.queues is not None or self.which.tags is not None
 
     def scoped(self, queues: Iterable[str] | None, tags: Iterable[str] | None) -> Self:
-        """Those of the jobs that a limited user may see: in one of the queues, with one of the
-        tags; None for no limit."""
+        """The jobs of the selection that a limited user may see.
+
+        ``queues``, ``tags``: a job must be in one of these queues, and have one of these tags; None
+        for no limit.
+        """
         which = replace(
             self.which,
             queues=None if queues is None else frozenset(queues),
@@ -170,11 +213,11 @@ class Selection:
         )
         return self.of(which, self.ids)
 
-    def narrowed(self, action: Action) -> Self:
-        """Those of the jobs of a filter that an action is for.
+    def narrowed(self, action: JobAction) -> Self:
+        """The jobs of a filter that an action is for; ids stay as they are.
 
         Raises:
-            OptionError: It is for none of them.
+            OptionError: The action is for none of the jobs.
         """
         if self.ids is not None:
             return self
@@ -191,7 +234,10 @@ class Selection:
         return self.of(replace(self.which, statuses=statuses, are_due=are_due))
 
     def at(self, now: datetime) -> Self:
-        """The same with times in place of spans, which mean other jobs later."""
+        """The selection with a time in place of each timedelta, counted back from ``now``.
+
+        So it selects the same jobs later.
+        """
         since, until = (
             now - time if isinstance(time, timedelta) else time
             for time in (self.which.created_after, self.which.created_before)
@@ -200,7 +246,7 @@ class Selection:
         return self.of(which, self.ids)
 
     def upto(self, last_id: int | None) -> Self:
-        """The jobs up to an id: without those that came later."""
+        """The jobs of a filter up to an id, without later ones; ids stay as they are."""
         if last_id is None or self.ids is not None:
             return self
         before = self.which.before
@@ -226,17 +272,17 @@ class Selection:
             raise OptionError(
                 "an action on jobs with an argument needs their task, too, one of this application"
             )
-        of = tasks.values() if task is None else [task]
-        secret = {name for each in of for name in each.settings.secret_args}
+        searched = tasks.values() if task is None else [task]
+        secret = {name for each in searched for name in each.settings.secret_args}
         if hidden := sorted({name for name, _ in self.which.args} & secret):
             raise OptionError(f"argument {hidden[0]} is secret: no filter finds it")
 
     def matching(self, session: Executor, job_ids: Sequence[int]) -> set[int]:
-        """Those of some jobs for which the conditions hold, but for their status."""
+        """The ids of those of some jobs that match all conditions except the status."""
         return set(Listing(session).matching(self.which, job_ids))
 
     def newest(self, session: Executor) -> int | None:
-        """The newest of the jobs; None if there is none."""
+        """The id of the newest job; None if there is no job."""
         if self.ids is not None:
             listing = Listing(session)
             matching = listing.matching(self.which, self.ids)
@@ -246,7 +292,7 @@ class Selection:
         return found[0].id if found else None
 
     def only(self, job_id: int) -> Self:
-        """One of the jobs."""
+        """One job of the selection, in the same scope."""
         scope = JobFilter(queues=self.which.queues, tags=self.which.tags)
         return self.of(scope, [job_id])
 
@@ -258,13 +304,19 @@ class Selection:
             raise JobNotFound(f"there is no job {min(missing)}")
 
     def count(self, session: Executor, *, limit: int | None = None) -> int:
-        """How many jobs match; at most ``limit``."""
+        """How many jobs match, or how many ids are given; at most ``limit``."""
         if self.ids is not None:
-            return len(self.ids)
+            return len(self.ids[:limit])
         return Listing(session).count(self.which, limit=limit)
 
-    def preview(self, session: Executor, action: Action) -> Preview:
-        """Count the jobs that an action would change, and show the newest of them."""
+    def preview(self, session: Executor, action: JobAction) -> Preview:
+        """Count the jobs that an action would change, and show the newest of them.
+
+        Raises:
+            OptionError: The selection has ids, or the action is for none of its jobs.
+        """
+        if self.ids is not None:
+            raise OptionError("preview: ids are given; only jobs that match conditions are counted")
         which, listing = self.narrowed(action).which, Listing(session)
         return Preview(
             listing.count(which, limit=MOST_COUNTED + 1),
@@ -272,30 +324,36 @@ class Selection:
             listing.taken_keys(which, limit=MOST_COUNTED) if action.runs_again else 0,
         )
 
-    def found(
-        self, session: Executor, *, after: int, limit: int
-    ) -> tuple[list[FoundJob], int | None]:
-        """The next jobs behind an id, ascending, at most ``limit``; and the id up to which was
-        searched, if there may be more behind it.
+    def next_window(self, session: Executor, *, after: int, limit: int) -> Window:
+        """Search the jobs whose ids are above ``after``, and return at most ``limit`` of them.
 
-        Where no index finds the jobs, they are searched in windows: no statement takes long, and
-        one that is stopped is not searched again.
+        Where no index finds the jobs, one statement looks through at most ``WINDOW`` jobs of any
+        kind.  So no statement takes long, and an interrupted search continues where it has stopped.
         """
         if self.ids is not None:
-            return [FoundJob(id) for id in self.ids if id > after][:limit], None
+            jobs = [FoundJob(id) for id in self.ids if id > after][:limit]
+            return _window(jobs, after=after, limit=limit, end=None)
         listing = Listing(session)
-        which = replace(self.which, after=max(after, self.which.after or 0))
-        end = None
-        if which.words_of_row():
-            end = listing.next_id(which.after or 0, size=WINDOW)
+        after = max(after, self.which.after or 0)
+        which, end = replace(self.which, after=after), None
+        if which.clauses_of_row():
+            end = listing.next_id(after, size=WINDOW)
         if end is not None:
-            # Jobs that came later are no part of the action.
+            # Later jobs do not belong to the selection: without this bound, a search could follow
+            # the jobs that are enqueued meanwhile for ever.
             end = end if which.before is None else min(end, which.before - 1)
-            if end <= (which.after or 0):
-                return [], None  # or it would search behind its last job for ever
+            if end <= after:
+                return Window([], after, is_last=True)
             which = replace(which, before=end + 1)
-        found = listing.found(which, limit=limit)
-        return found, None if len(found) == limit else end
+        return _window(listing.found(which, limit=limit), after=after, limit=limit, end=end)
+
+
+def _window(jobs: Sequence[FoundJob], *, after: int, limit: int, end: int | None) -> Window:
+    """``end``: the id at which the search has stopped; None if it has looked through all jobs."""
+    is_full = len(jobs) == limit
+    if end is not None and not is_full:
+        return Window(jobs, end, is_last=False)
+    return Window(jobs, jobs[-1].id if jobs else after, is_last=not is_full)
 
 
 def _checked_filter(given: dict[str, Any], statuses: Sequence[JobStatus | str]) -> JobFilter:
@@ -304,7 +362,8 @@ def _checked_filter(given: dict[str, Any], statuses: Sequence[JobStatus | str]) 
             raise OptionError(
                 f"Selection: there is no condition {name!r}; there are {', '.join(WRITTEN)}"
             )
-    if isinstance(given.get("args"), Mapping):
+    if "args" in given:
+        check("Selection: ", "args", given["args"], ARGUMENTS)
         given["args"] = tuple(given["args"].items())
     if "error" in given:
         given["error"] = checked_fingerprint("Selection: ", given["error"])
@@ -318,7 +377,7 @@ def _checked_filter(given: dict[str, Any], statuses: Sequence[JobStatus | str]) 
     try:
         for name, value in given.items():
             _check_value(name, value)
-        FILTERS.encode(given)
+        FILTERS.dumps(FILTERS.encode(given))
     except (ArgumentsError, PayloadError) as error:
         what = str(error).removeprefix("task filter: argument ").partition(": convert")[0]
         raise OptionError(f"Selection: {what}") from error
@@ -349,9 +408,5 @@ def _check_value(name: str, value: Any) -> None:
         check_text("Selection: ", name, value)
     elif isinstance(value, timedelta) and abs(value) > LONGEST_SPAN:
         raise OptionError(f"Selection: {name} is {value}, which is longer than a hundred years")
-    elif name in WRITTEN and WRITTEN[name].metadata["kind"] in (ValueKind.JOB, ValueKind.BATCH):
-        check_whole("Selection: ", name, value, -LAST_ID, LAST_ID)
-    elif name == "args":
-        for argument, one in value:
-            if "\0" in f"{argument}{one}":
-                raise OptionError(f"Selection: argument {argument!r} has a NUL character")
+    elif name in WRITTEN and (kind := WRITTEN[name].metadata["kind"]) in RANGES:
+        check_whole("Selection: ", name, value, *RANGES[kind])

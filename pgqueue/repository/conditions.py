@@ -27,6 +27,9 @@ from pgqueue.repository.tables import (
 from pgqueue.rules.limits import name_of
 from pgqueue.rules.unique import stored_forms
 
+LAST_ID = 2**63 - 1
+"""The highest id of a job, an end of the type ``bigint``."""
+
 MESSAGES = [STATES[status].table for status in WAITING]
 """The tables that have the messages of jobs that wait."""
 
@@ -47,14 +50,24 @@ class ValueKind(StrEnum):
     SINCE = "since"
     UNTIL = "until"
     SPAN = "span"
+    NUMBER = "number"
+    """A number that a value of a job is compared with."""
     UNWRITTEN = "unwritten"
     """Part of a status in a filter line, or of the scope of a limited user."""
+
+
+RANGES: Mapping[ValueKind, tuple[int, int]] = {
+    ValueKind.JOB: (-LAST_ID, LAST_ID),
+    ValueKind.BATCH: (-LAST_ID, LAST_ID),
+    ValueKind.NUMBER: (1, 2**15 - 1),
+}
+"""The least and the largest value of a condition, by its kind."""
 
 
 class By(Enum):
     """Which row answers a condition."""
 
-    POSITION = "place"
+    POSITION = "position"
     """That of a message, by its key."""
     ID = "id"
     """The one with the job's id, in each table that has the job."""
@@ -133,8 +146,8 @@ def _error(value: int, table: sa.Table, id: sa.ColumnElement[int]) -> sa.ColumnE
     return id.in_(sa.select(dead_letters.c.job_id).where(has_error))
 
 
-def _is(word: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    return sa.type_coerce(word, sa.Boolean)
+def _is(clause: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    return sa.type_coerce(clause, sa.Boolean)
 
 
 def _tag(value: str, *_: Any) -> sa.ColumnElement[bool]:
@@ -168,6 +181,10 @@ def _text(value: str, *_: Any) -> sa.ColumnElement[bool]:
 
 def _took(value: timedelta, *_: Any) -> sa.ColumnElement[bool]:
     return jobs.c.finished_at - jobs.c.started_at >= sa.cast(value, sa.Interval)
+
+
+def _attempts(value: int, *_: Any) -> sa.ColumnElement[bool]:
+    return jobs.c.attempts >= sa.cast(value, sa.SmallInteger)
 
 
 def _created_after(value: datetime | timedelta, *_: Any) -> sa.ColumnElement[bool]:
@@ -244,6 +261,14 @@ class JobFilter:
     took: timedelta | None = condition(
         By.ROW, _took, ValueKind.SPAN, "took", "that have ended, and whose last attempt ran so long"
     )
+    attempts: int | None = condition(
+        By.ROW,
+        _attempts,
+        ValueKind.NUMBER,
+        "attempts",
+        "that have used up at least so many attempts",
+        option="--attempts",
+    )
     are_due: bool | None = condition(By.POSITION, _due, ValueKind.UNWRITTEN)
     """Of the jobs that wait, those that are due, or those that are not due yet."""
     are_retried: bool | None = condition(By.ID, _retried, ValueKind.UNWRITTEN)
@@ -264,28 +289,34 @@ class JobFilter:
         is_value = key is not None and key != name_of(key)
         return replace(self, args=(), unique_key=None, limit_key=None if is_value else key)
 
+    def between(self, *, after: int = 0, before: int) -> "JobFilter":
+        """The filter, only for jobs with ids between these two as well."""
+        after = after if self.after is None else max(after, self.after)
+        before = before if self.before is None else min(before, self.before)
+        return replace(self, after=after or None, before=before)
+
     def given(self) -> dict[str, Any]:
         """The conditions that are given, by their names."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {each.name: values[each.name] for each in fields(self) if _is_given(each, values)}
 
-    def words(self, table: sa.Table, id: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
+    def clauses(self, table: sa.Table, id: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
         """The conditions, without the status, for a table with columns task and queue."""
-        of_job = self.words_of_row()
+        of_job = self.clauses_of_row()
         if of_job and table is not jobs:
             # One probe by key for each row; an EXISTS could become a join that reads all jobs.
             each = sa.select(sa.and_(*of_job)).where(jobs.c.id == id).correlate_except(jobs)
             of_job = [each.scalar_subquery().is_(sa.true())]
-        return [*self.words_of_place(table), *self._answered(By.ID, table, id), *of_job]
+        return [*self.clauses_of_position(table), *self._answered(By.ID, table, id), *of_job]
 
-    def words_of_place(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
+    def clauses_of_position(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
         """The conditions that the key of a message answers."""
         return list(self._answered(By.POSITION, table, jobs.c.id))
 
-    def words_of_row(self) -> list[sa.ColumnElement[bool]]:
+    def clauses_of_row(self) -> list[sa.ColumnElement[bool]]:
         """The conditions that only the row of a job answers, and no index."""
         return [
-            sa.type_coerce(word, sa.Boolean) for word in self._answered(By.ROW, jobs, jobs.c.id)
+            sa.type_coerce(clause, sa.Boolean) for clause in self._answered(By.ROW, jobs, jobs.c.id)
         ]
 
     def _answered(
@@ -294,9 +325,9 @@ class JobFilter:
         given = self.given()
         for each in CONDITIONS:
             if each.name in given and each.metadata["by"] is by:
-                word = each.metadata["sql"](given[each.name], table, id)
-                if word is not None:
-                    yield word
+                clause = each.metadata["sql"](given[each.name], table, id)
+                if clause is not None:
+                    yield clause
 
 
 CONDITIONS: tuple[Field[Any], ...] = fields(JobFilter)[1:]
@@ -330,6 +361,7 @@ class Conditions(JobConditions, total=False):
     created_after: datetime | timedelta | None
     created_before: datetime | timedelta | None
     took: timedelta | None
+    attempts: int | None
 
 
 def _is_given(each: Field[Any], values: Mapping[str, Any]) -> bool:

@@ -15,11 +15,9 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from pgqueue.errors import DuplicateJob
 from pgqueue.models import SCHEMA
-from pgqueue.repository import unique_keys
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import (
     DISPATCHED,
-    NEW,
     UNDER_LIMITS,
     Start,
     labels,
@@ -40,6 +38,11 @@ from pgqueue.repository.tables import (
     wake_up_call,
 )
 from pgqueue.rules.unique import KEY_OF_PERIOD, Unique, is_across_queues
+
+_TRIES_FOR_A_KEY = 20
+"""How often an enqueue is tried while its key is taken by jobs that end before they are read."""
+
+Found = TypeVar("Found")
 
 
 @cache
@@ -95,7 +98,7 @@ def enqueue_jobs(*, start: Start, notify: bool, labelled: bool = False) -> sa.Ex
 
 
 @cache
-def enqueue_unique_jobs(
+def enqueue_keyed_jobs(
     *,
     start: Start,
     notify: bool,
@@ -103,11 +106,8 @@ def enqueue_unique_jobs(
     limited: bool = False,
     across: bool = False,
 ) -> sa.Executable:
-    """Insert a chunk of jobs, each with its unique key; returns the new jobs and the holders of
-    taken keys.
-
-    Also for jobs under limits, with or without unique keys: their limit keys differ from job to
-    job.
+    """Insert a chunk of jobs, each with a unique key, limit keys or both; returns the new jobs and
+    the holders of taken unique keys.
 
     The holders are read in the statement's snapshot, so that a holder which ends while the
     statement runs, perhaps waiting for other enqueuers, is still found.
@@ -116,7 +116,7 @@ def enqueue_unique_jobs(
     new = _enqueue_with_keys(start, skip, notify=notify, labelled=labelled, limited=limited)
     wanted = document("documents", sa.column("unique_key", sa.Text))
     holder = sa.select(jobs.c.id, jobs.c.held_unique_key, sa.false(), sa.null())
-    return sa.union_all(new, _only_holders(holder, sa.select(wanted.c.unique_key), across))
+    return sa.union_all(new, _only_holders(holder, sa.select(wanted.c.unique_key), across=across))
 
 
 @cache
@@ -147,7 +147,7 @@ def holders_of_unique_keys(*, across: bool) -> sa.Executable:
     may_read = pg.has_table_privilege(all_of_jobs)
     keys = pg.jsonb_array_elements_text(json_parameter("keys"))
     holder = sa.select(jobs.c.id, jobs.c.held_unique_key, may_read)
-    return _only_holders(holder, sa.select(keys.column_valued("key")), across)
+    return _only_holders(holder, sa.select(keys.column_valued("key")), across=across)
 
 
 @cache
@@ -175,12 +175,13 @@ class IfKeyTaken(StrEnum):
     NEVER = "never"
     SKIP = "skip"
     SKIP_ACROSS = "skip across queues"
-    """Two indexes may refuse the row: an arbiter for one would raise what the other refuses."""
+    """As SKIP, where two indexes may refuse the row: if one of them were the arbiter, a conflict in
+    the other would raise."""
     LOCK = "lock"
     """Never with keys across queues: ``Unique`` refuses these with replace and postpone."""
 
 
-def _only_holders(holder: sa.Select[Any], keys: sa.Select[Any], across: bool) -> sa.Select[Any]:
+def _only_holders(holder: sa.Select[Any], keys: sa.Select[Any], *, across: bool) -> sa.Select[Any]:
     return holder.where(
         is_key_across_queues() if across else jobs.c.queue == text_parameter("queue"),
         jobs.c.held_unique_key.in_(keys),
@@ -222,7 +223,8 @@ def _enqueue_from(
     rows = sa.select(*values.values()).select_from(payloads)
     job = _inserted(pg_insert(jobs).from_select(list(values), rows), if_taken, limited=limited)
     woken = wake_up_call() if notify else sa.true()
-    # An uncorrelated sub-select is evaluated once, whatever the number of jobs.
+    # Nobody reads this column: it calls the function, once for all jobs, as its sub-select is
+    # uncorrelated.
     woken_count = sa.select(woken).scalar_subquery()
     columns = (job.c.id, job.c.held_unique_key, sa.true(), woken_count)
     message = (waiting_message_of if limited else message_of)(job)
@@ -330,14 +332,23 @@ class NewJobRow:
         return {"args": self.args, **keys}
 
 
+class PlacedAs(StrEnum):
+    """What the job of a row of an enqueue is."""
+
+    NEW = "new"
+    CHANGED = "changed"
+    """The job that holds the unique key, replaced or postponed."""
+    AT_LATEST = "at latest"
+    """The job that holds the unique key, which cannot be postponed further: see ``at_most``."""
+    HELD = "held"
+    """The job that holds the unique key, as it was."""
+
+
 class Placed(NamedTuple):
     """The job that a row of an enqueue has created, found or changed."""
 
     id: int
-    is_new: bool = False
-    """False for a job that already held the key."""
-    is_changed: bool = False
-    """Whether the enqueue has changed the job, or could not postpone it beyond ``at_most``."""
+    how: PlacedAs = PlacedAs.HELD
     is_readable: bool = True
     """Whether the role may read the whole job, or only the columns needed to enqueue."""
     is_here: bool = True
@@ -346,9 +357,13 @@ class Placed(NamedTuple):
     """``run_at`` and ``created_at`` of a new job, where the statement returns them."""
 
     @property
-    def is_unchanged(self) -> bool:
-        """Whether the job held the key and stays as it was."""
-        return not (self.is_new or self.is_changed)
+    def is_new(self) -> bool:
+        return self.how is PlacedAs.NEW
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the key is taken, and the enqueue has done nothing of what it asks for."""
+        return self.how is PlacedAs.HELD
 
 
 class Enqueues:
@@ -376,7 +391,8 @@ class Enqueues:
 
         ``text``: its arguments as JSON.
 
-        Use :meth:`enqueue_unique_chunk` for an enqueue that may change the holder.
+        For an enqueue that may change the holder, use
+        :class:`~pgqueue.repository.unique_keys.KeyChanges`.
         """
         keys = {"unique_key": unique_key, "limit_keys": limit_keys}
         return until_placed(partial(self.try_to_enqueue, new, text, **keys), new, unique_key)
@@ -409,10 +425,10 @@ class Enqueues:
         parameters["unique_key"] = unique_key
         if rows := fetch(self._executor, statement, parameters):
             return _created(*rows[0][:3])
-        return holders(self._executor, new.queue, [unique_key]).get(unique_key)
+        return self.holders(new.queue, [unique_key]).get(unique_key)
 
     def _enqueue_on_node(self, new: NewJob, values: dict[str, Any]) -> Placed | None:
-        """The same by the function of ``pgqueue.schema.on_all_nodes``, which Citus calls on a node.
+        """Insert a job by a function that Citus calls on a node: see ``schema/on_all_nodes.py``.
 
         Notifies here, where workers of all nodes listen: a transaction that has sent a notification
         there could not be prepared.
@@ -436,23 +452,17 @@ class Enqueues:
         # Identity values are drawn in the order of the array.
         return sorted(row[0] for row in rows)
 
-    def enqueue_unique_chunk(self, new: NewJob, rows: Sequence[NewJobRow]) -> list[Placed]:
-        """Insert a chunk of jobs with unique keys; for a taken key, return the job that holds it.
+    def enqueue_keyed_chunk(self, new: NewJob, rows: Sequence[NewJobRow]) -> list[Placed]:
+        """Insert a chunk of jobs with keys; for a taken unique key, return the job that holds it.
 
         The keys must be in ascending order, so that two callers that use the same keys cannot
-        deadlock.  If the enqueue may change holders, each key must occur only once.
-        """
-        if new.changes_holder:
-            return _enqueue_or_change(self._executor, new, rows)
-        return self._enqueue_in_order(new, rows)
+        deadlock.  For an enqueue that may change holders, use
+        :class:`~pgqueue.repository.unique_keys.KeyChanges`.
 
-    def _enqueue_in_order(self, new: NewJob, rows: Sequence[NewJobRow]) -> list[Placed]:
-        """Insert rows by ascending keys; never insert a key after a greater one.
-
-        The holders of taken keys are read after the insert, and a holder may have ended by then.
-        To insert a job for this key now could deadlock: another caller may have taken the key
-        meanwhile, and wait for one of our keys.  So roll back to the savepoint, which frees our
-        keys, and try each half of the rows separately.
+        Never inserts a key after a greater one.  The holders of taken keys are read after the
+        insert, and a holder may have ended by then.  To insert a job for this key now could
+        deadlock: another caller may have taken the key meanwhile, and wait for one of our keys.  So
+        roll back to the savepoint, which frees our keys, and try each half of the rows separately.
         """
 
         def try_to_enqueue() -> list[Placed] | None:
@@ -469,34 +479,36 @@ class Enqueues:
         if (jobs := try_to_enqueue()) is not None:
             return jobs
         middle = len(rows) // 2
-        first = self._enqueue_in_order(new, rows[:middle])
-        return first + self._enqueue_in_order(new, rows[middle:])
+        first = self.enqueue_keyed_chunk(new, rows[:middle])
+        return first + self.enqueue_keyed_chunk(new, rows[middle:])
 
     def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[NewJobRow]) -> list[Placed | None]:
         """Return the new jobs and the holders of taken keys; None for a holder that has ended."""
-        statement = enqueue_unique_jobs(
+        statement = enqueue_keyed_jobs(
             start=new.start,
             notify=new.notify,
             labelled=new.is_labelled,
             limited=rows[0].limit_keys is not None,
             across=any(is_across_queues(row.unique_key) for row in rows),
         )
-        parameters = {**new.parameters(), **_documents(rows)}
+        parameters = {**new.parameters(), **documents_of(rows)}
         written = self._executor.execute(statement, parameters)
         without_key: list[int] = []
         created: dict[str, Placed] = {}
         held: dict[str, Placed] = {}
-        for id, key, is_new, _woken in written:
+        for id, key, is_new, *_ in written:
             if key is None:
                 without_key.append(id)
+            elif is_new:
+                created[key] = Placed(id, PlacedAs.NEW)
             else:
-                (created if is_new else held)[key] = Placed(id, is_new)
-        keyless = iter(Placed(id, is_new=True) for id in sorted(without_key))
+                held[key] = Placed(id)
+        keyless = iter(Placed(id, PlacedAs.NEW) for id in sorted(without_key))
         keys = [row.unique_key for row in rows]
         taken_keys = {key for key in keys if key is not None} - created.keys()
         # The statement's snapshot shows no holder that was committed after it began.
         if taken_keys:
-            held |= holders(self._executor, new.queue, sorted(taken_keys))
+            held |= self.holders(new.queue, sorted(taken_keys))
         placed = {**held, **created}
         return [next(keyless) if key is None else placed.get(key) for key in keys]
 
@@ -509,112 +521,27 @@ class Enqueues:
         row = self._executor.execute(statement, {"job_id": job_id}).one()
         return row[0], row[1]
 
+    def holders(self, queue: str, keys: Iterable[str]) -> dict[str, Placed]:
+        """The jobs that hold these keys, of one queue or of all: all keys have the same scope."""
+        keys = list(keys)
+        parameters = {"queue": queue, "keys": json.dumps(keys)}
+        statement = holders_of_unique_keys(across=any(map(is_across_queues, keys)))
+        rows = self._executor.execute(statement, parameters)
+        return {key: Placed(id, is_readable=is_readable) for id, key, is_readable in rows}
+
 
 def _created(id: int, run_at: datetime, created_at: datetime) -> Placed:
-    return Placed(id, is_new=True, times=(run_at, created_at))
+    return Placed(id, PlacedAs.NEW, times=(run_at, created_at))
 
 
-def holders(executor: Executor, queue: str, keys: Iterable[str]) -> dict[str, Placed]:
-    """Return the jobs of a queue that hold these keys, or of all queues: all keys have
-    the same scope."""
-    keys = list(keys)
-    parameters = {"queue": queue, "keys": json.dumps(keys)}
-    across = any(map(is_across_queues, keys))
-    rows = executor.execute(holders_of_unique_keys(across=across), parameters)
-    return {key: Placed(id, is_readable=is_readable) for id, key, is_readable in rows}
-
-
-def _enqueue_or_change(executor: Executor, new: NewJob, rows: Sequence[NewJobRow]) -> list[Placed]:
-    """Insert jobs, or change the waiting jobs that hold their keys, in one transaction.
-
-    The keys must be ascending, each at most once.  If the holder of a key has started, ``until``
-    decides: with "started", a new job takes the key; with "finished", the holder is returned
-    unchanged.
-    """
-    unique = new.unique or Unique()
-    placed: dict[str, Placed] = {}
-    if unique.at_most is not None and unique.on_conflict == "postpone":
-        # Waiting jobs that cannot be postponed further are not locked, so a worker can claim them
-        # however many callers try to postpone them.
-        parameters = {**_names_and_documents(new, rows), "at_most": unique.at_most}
-        at_bound = executor.execute(unique_keys.holders_at_bound(), parameters)
-        placed = {key: Placed(id, is_changed=True) for id, key in at_bound}
-    unplaced = [row for row in rows if row.unique_key not in placed]
-    without_key = _insert_or_lock(executor, new, unplaced, placed)
-    rows_with_taken_key = _missing(unplaced, placed)
-    if rows_with_taken_key:
-        placed |= _changed(executor, new, unique, rows_with_taken_key)
-        started = _missing(rows_with_taken_key, placed)
-        if started and unique.until == "started":
-            parameters = _names_and_documents(new, started)
-            freed = set(executor.execute(unique_keys.free_keys(), parameters).scalars())
-            # We have locked the jobs that had these keys, so no other caller can take the keys.
-            _insert_or_lock(
-                executor, new, [row for row in started if row.unique_key in freed], placed
-            )
-        if unchanged := [str(row.unique_key) for row in _missing(rows_with_taken_key, placed)]:
-            placed |= holders(executor, new.queue, unchanged)
-    keyless = iter(without_key)
-    keys = [row.unique_key for row in rows]
-    return [next(keyless) if key is None else placed[key] for key in keys]
-
-
-def _missing(rows: Sequence[NewJobRow], placed: dict[str, Placed]) -> list[NewJobRow]:
-    return [row for row in rows if row.unique_key is not None and row.unique_key not in placed]
-
-
-def _insert_or_lock(
-    executor: Executor, new: NewJob, rows: Sequence[NewJobRow], placed: dict[str, Placed]
-) -> list[Placed]:
-    """Insert the jobs whose keys are free, and lock the holders of the other keys.
-
-    Adds the new jobs with a key to ``placed``, and returns those without a key, in order.  Waits
-    for other transactions that have one of the keys.
-    """
-    if not rows:
-        return []
-    statement = enqueue_or_lock_jobs(start=new.start, notify=new.notify, labelled=new.is_labelled)
-    written = executor.execute(statement, {**new.parameters(), **_documents(rows)}).all()
-    placed |= {key: Placed(id, is_new=True) for id, key, *_ in written if key is not None}
-    ids = sorted(id for id, key, *_ in written if key is None)
-    return [Placed(id, is_new=True) for id in ids]
-
-
-def _changed(
-    executor: Executor, new: NewJob, unique: Unique, rows: Sequence[NewJobRow]
-) -> dict[str, Placed]:
-    statement = unique_keys.change_holders(
-        start=new.start,
-        replace=unique.on_conflict == "replace",
-        bounded=unique.at_most is not None,
-        notify=new.notify,
-        labelled=new.is_labelled,
-    )
-    bound = {} if unique.at_most is None else {"at_most": unique.at_most}
-    named = {f"{NEW}{name}": value for name, value in new.parameters().items()}
-    parameters = {**named, **_documents(rows), **bound}
-    changed = executor.execute(statement, parameters)
-    return {key: Placed(id, is_changed=True) for id, key, _ in changed}
-
-
-def _names_and_documents(new: NewJob, rows: Sequence[NewJobRow]) -> dict[str, Any]:
-    names = {f"{NEW}task": new.task, f"{NEW}queue": new.queue}
-    return {**names, **_documents(rows)}
-
-
-def _documents(rows: Sequence[NewJobRow]) -> dict[str, str]:
+def documents_of(rows: Sequence[NewJobRow]) -> dict[str, str]:
+    """The parameter of a statement with the rows of a chunk."""
     return {"documents": json.dumps([row.values() for row in rows])}
 
 
-PlacedAs = TypeVar("PlacedAs")
-
-_TRIES_FOR_A_KEY = 20
-"""How often an enqueue is tried while its key is taken by jobs that end before they are read."""
-
-
 def until_placed(
-    try_to_place: Callable[[], PlacedAs | None], new: NewJob, unique_key: str | None
-) -> PlacedAs:
+    try_to_place: Callable[[], Found | None], new: NewJob, unique_key: str | None
+) -> Found:
     """Try to place a job until it is placed, or the job that holds its unique key is read.
 
     A try returns None if the holder has ended between the statement that met it and the one that

@@ -277,7 +277,7 @@ class ErrorGroups:
         return {row[0]: row[1] for row in self._executor.execute(types_of_errors(), given)}
 
     def mute(self, fingerprint: int, task: str, span: timedelta) -> bool:
-        """Do not name a group among what needs someone, for this time from now on; whether there
+        """Leave a group out of the lists of problems for this time from now on; whether there
         is such a group."""
         names = {"of_fingerprint": fingerprint, "of_task": task, "seconds": span.total_seconds()}
         return self._executor.execute(mute_group(), names).first() is not None

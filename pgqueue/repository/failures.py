@@ -107,7 +107,7 @@ def _failed_with(group: sa.FromClause, which: JobFilter) -> sa.Select[Any]:
         letter.fingerprint == group.c.fingerprint,
         letter.task == group.c.task,
         letter.outcome == FAILED,
-        *which.words(dead_letters, letter.job_id),
+        *which.clauses(dead_letters, letter.job_id),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pgqueue.repository.tables import AS_IT_STANDS, CTID, among, jobs, leases, sees_all
+from pgqueue.repository.tables import AS_IT_STANDS, CTID, among, jobs, leases, pg, sees_all
 
 WORKER = sa.bindparam("worker_id", type_=sa.Uuid)
 ONE = (
@@ -20,6 +20,9 @@ ONE = (
 """The keys of one attempt, without its worker's."""
 SEES_JOBS = sees_all(jobs)
 """A lease is not deleted if its job is hidden: the job would have neither lease nor message."""
+LONGEST_WAIT = pg.set_config("lock_timeout", "1s", sa.true()).is_not(None)
+"""How long the start of one job waits for another transaction that has the job's row locked.  Set
+for the transaction, which must have no other statement."""
 
 
 def deleted_lease() -> sa.CTE:
@@ -33,6 +36,26 @@ def is_cancelled() -> sa.Executable:
     """Whether the job of an attempt is to be cancelled; no row if its lease is not ours."""
     asked = sa.select(jobs.c.cancel_requested_at.is_not(None))
     return asked.join_from(leases, jobs, jobs.c.id == leases.c.target_id).where(is_ours(*ONE))
+
+
+@cache
+def free_key_of_attempt(*, in_own_transaction: bool) -> sa.Executable:
+    """Give back the unique key of a job whose handler is about to start.
+
+    No row: the lease is not ours any more, or the job has ended.  A job whose key is free already
+    is returned as well.
+    """
+    return (
+        sa.update(jobs)
+        .where(
+            jobs.c.id == ONE[0],
+            jobs.c.outcome.is_(None),
+            sa.exists().where(is_ours(*ONE)),
+            LONGEST_WAIT if in_own_transaction else sa.true(),
+        )
+        .values(held_unique_key=sa.null())
+        .returning(jobs.c.id)
+    )
 
 
 def deleted_leases(given: Any) -> sa.CTE:
@@ -49,10 +72,10 @@ def deleted_leases(given: Any) -> sa.CTE:
         .offset(AS_IT_STANDS)
         .lateral("lease")
     )
-    places = sa.select(lease.c.ctid).select_from(given.join(lease, sa.true()))
+    ctids = sa.select(lease.c.ctid).select_from(given.join(lease, sa.true()))
     return (
         sa.delete(leases)
-        .where(among(places) == CTID, leases.c.worker_id == WORKER)
+        .where(among(ctids) == CTID, leases.c.worker_id == WORKER)
         .returning(*lease_columns())
         .cte("gone")
     )

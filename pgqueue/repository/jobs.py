@@ -15,7 +15,7 @@ from pgqueue.errors import DuplicateJob
 from pgqueue.models import DEAD, Job
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.blocked import unblock_job
-from pgqueue.repository.enqueue import Placed, holders
+from pgqueue.repository.enqueue import Enqueues, Placed
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import (
     DISPATCHED,
@@ -311,7 +311,7 @@ def new_values(columns: tuple[str, ...]) -> dict[str, Any]:
 def _changed(
     values: dict[str, Any], *conditions: sa.ColumnElement[bool], notify: bool
 ) -> sa.Executable:
-    """Give a waiting job new values, and replace its message by one at the new place."""
+    """Give a waiting job new values, and replace its message by one at the new position."""
     message = delete_unlocked(message_queue, stands_at_place_of(JOB), *conditions)
     return replaced(message, values, notify=notify)
 
@@ -325,8 +325,8 @@ def _changed_in_lane(
 
 
 def replaced(messages: sa.Delete, values: dict[str, Any], *, notify: bool) -> sa.Executable:
-    """Give the jobs of deleted messages new values, and new messages at their new places, which
-    keep what the old ones say about past attempts; returns the jobs."""
+    """Give the jobs of deleted messages new values, and new messages at their new positions,
+    which keep what the old ones say about past attempts; returns the jobs."""
     kept = [message_queue.c[name] for name in ("attempt", "crashes", "alone")]
     taken = messages.returning(message_queue.c.target_id, *kept).cte("taken")
     attempt, crashes, alone = (taken.c[column.name] for column in kept)
@@ -353,18 +353,18 @@ def replaced(messages: sa.Delete, values: dict[str, Any], *, notify: bool) -> sa
 
 
 def moved_in_lane(messages: sa.Update, values: dict[str, Any], *, notify: bool) -> sa.Executable:
-    """Give the jobs of waiting messages new values, and the messages their new places; returns the
-    jobs."""
-    place = {name: values[name] for name in POSITION if name in values}
+    """Give the jobs of waiting messages new values, and the messages their new positions; returns
+    the jobs."""
+    position = {name: values[name] for name in POSITION if name in values}
     message = (
-        messages.values(place or {"run_at": waiting_messages.c.run_at})
-        .returning(waiting_messages.c.target_id, *(waiting_messages.c[name] for name in place))
+        messages.values(position or {"run_at": waiting_messages.c.run_at})
+        .returning(waiting_messages.c.target_id, *(waiting_messages.c[name] for name in position))
         .cte("message")
     )
     job = (
         sa.update(jobs)
         .where(jobs.c.id == message.c.target_id)
-        .values({**values, **{name: message.c[name] for name in place}})
+        .values({**values, **{name: message.c[name] for name in position}})
         .returning(jobs.c.id)
         .cte("job")
     )
@@ -586,7 +586,7 @@ class Jobs:
                 return action()
 
         def holder() -> Placed | None:
-            return holders(self._executor, queue, [key]).get(key)
+            return Enqueues(self._executor).holders(queue, [key]).get(key)
 
         done: Change = raising_duplicate(in_savepoint, job_id, key, holder)
         return done

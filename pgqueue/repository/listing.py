@@ -80,11 +80,11 @@ def job_ids(
         if (elsewhere := STATES[status].elsewhere if status in STATES else None) is not None:
             rest = sa.select(jobs.c.id, *([NO_MESSAGE] if with_messages else []))
             rest = rest.join(elsewhere.table, elsewhere == jobs.c.id)
-            rest = rest.where(jobs.c.outcome.is_(None), *which.words(jobs, jobs.c.id))
+            rest = rest.where(jobs.c.outcome.is_(None), *which.clauses(jobs, jobs.c.id))
             branches.append(sa.select(first(rest, jobs.c.id).subquery()))
     if not branches:
         columns = [jobs.c.id, *([NO_MESSAGE] if with_messages else [])]
-        return first(sa.select(*columns).where(*which.words(jobs, jobs.c.id)), jobs.c.id)
+        return first(sa.select(*columns).where(*which.clauses(jobs, jobs.c.id)), jobs.c.id)
     found = sa.union(*branches).subquery("ids")
     return first(sa.select(found), found.c.id)
 
@@ -129,7 +129,7 @@ def number_of_taken_keys(which: JobFilter, *, limit: int) -> sa.Executable:
 def matching_ids(which: JobFilter) -> sa.Executable:
     """Those of some ids whose jobs match, whatever their status."""
     given = jobs.c.id == sa.any_(array_parameter("ids", sa.BigInteger))
-    return sa.select(jobs.c.id).where(given, *which.words(jobs, jobs.c.id)).order_by(jobs.c.id)
+    return sa.select(jobs.c.id).where(given, *which.clauses(jobs, jobs.c.id)).order_by(jobs.c.id)
 
 
 @cache
@@ -267,18 +267,18 @@ def _standing_in(
     """The ids of the jobs of one status, and the column that orders them."""
     message: list[sa.ColumnElement[Any]] = [NO_MESSAGE] if with_messages else []
     if status in (JobStatus.RUNNING, JobStatus.SUCCEEDED):
-        words = [Job.status == status, *which.words(jobs, jobs.c.id)]
-        return sa.select(jobs.c.id, *message).where(*words), jobs.c.id
+        clauses = [Job.status == status, *which.clauses(jobs, jobs.c.id)]
+        return sa.select(jobs.c.id, *message).where(*clauses), jobs.c.id
     state = STATES[status]
-    words = [*state.conditions, *which.words(state.table, state.job_id)]
+    clauses = [*state.conditions, *which.clauses(state.table, state.job_id)]
     if status in DEAD:
-        return sa.select(state.job_id.label("id"), *message).where(*words), state.job_id
+        return sa.select(state.job_id.label("id"), *message).where(*clauses), state.job_id
     # From the messages: the backlog limits their number, and nothing limits that of jobs.
     keys = MESSAGE_KEYS[state.table] if with_messages else [state.job_id.name]
     order = state.job_id.desc() if newest_first else state.job_id
     ordered = (
         sa.select(*(state.table.c[key] for key in keys))
-        .where(*words)
+        .where(*clauses)
         .order_by(order)
         .subquery("messages")
     )

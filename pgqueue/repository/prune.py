@@ -104,7 +104,7 @@ def _is_due(references: tuple[Reference, ...]) -> sa.ColumnElement[bool]:
     kept = (of_task, of_queue, _rules("keep_of_others"))
     of_outcome = (keep.op("->>")(jobs.c.outcome) for keep in kept)
     span = sa.cast(sa.func.coalesce(*of_outcome), sa.Float)
-    place = status_of(
+    waits_as = status_of(
         jobs.c.id, sa.null(), jobs.c.queue, jobs.c.priority, jobs.c.run_at, jobs.c.limit_keys
     )
     return sa.and_(
@@ -112,7 +112,7 @@ def _is_due(references: tuple[Reference, ...]) -> sa.ColumnElement[bool]:
         of_task.is_not(None),
         span >= sa.literal_column("0::double precision", sa.Float),
         jobs.c.finished_at <= pg.statement_timestamp() - seconds(span),
-        sa.or_(jobs.c.outcome != CANCELLED, place == sa.literal_column("'blocked'")),
+        sa.or_(jobs.c.outcome != CANCELLED, waits_as == sa.literal_column("'blocked'")),
         ~is_in_open_batch(),
         sees_all(batches, batch_jobs, leases, message_queue, waiting_messages),
         *is_free(references, jobs),

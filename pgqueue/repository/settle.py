@@ -32,7 +32,7 @@ from pgqueue.outcomes import (
     Succeeded,
     Unreadable,
 )
-from pgqueue.repository import deadlines, fence, unique_keys
+from pgqueue.repository import deadlines, fence
 from pgqueue.repository.claim import Claimed, Claims
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.fate import transaction_name
@@ -491,7 +491,7 @@ class Attempts(Claims):
 
         ``in_own_transaction``: the statement commits itself, and waits for a second at most.
         """
-        statement = unique_keys.free_key_of_attempt(in_own_transaction=in_own_transaction)
+        statement = fence.free_key_of_attempt(in_own_transaction=in_own_transaction)
         return bool(fetch(self._executor, statement, self._names_of(claimed)))
 
     def settle(self, settlements: Sequence[Settlement]) -> JobOutcomes:

@@ -70,8 +70,8 @@ AS_IT_STANDS: sa.ColumnElement[Any] = sa.literal_column("0")
 POSITION = ("queue", "priority", "run_at")
 """The columns that say where in the queue a job and its message stand."""
 CTID: sa.ColumnElement[Any] = sa.column("ctid")
-"""The place of a row.  Safe in a statement that has itself locked the row, and only on a plain
-table: in a partitioned one, each partition may have a row with the same ctid."""
+"""The physical location of a row.  Safe in a statement that has itself locked the row, and only on
+a plain table: in a partitioned one, each partition may have a row with the same ctid."""
 
 A_WRITE: dict[str, Any] = {"mapper": Job, "clause": sa.update(jobs)}
 """Which bind a Session is asked for.  A ``get_bind`` that sends reads to a replica recognizes a
@@ -230,10 +230,10 @@ def _is_at_place(
 ) -> sa.ColumnElement[bool]:
     # Correlated by name: SQLAlchemy would otherwise repeat the table of an enclosing DELETE here.
     job = sa.select(jobs).where(jobs.c.id == job_id).correlate_except(jobs)
-    place = [
+    key = [
         messages.c[name] == job.with_only_columns(jobs.c[name]).scalar_subquery() for name in names
     ]
-    return sa.and_(*place, messages.c.target_id == job_id)
+    return sa.and_(*key, messages.c.target_id == job_id)
 
 
 def among(values: sa.Select[Any]) -> sa.ColumnElement[Any]:

@@ -1,39 +1,137 @@
-"""Unique keys: change the waiting job that holds one, and give back the key of a job that starts.
+"""Unique keys: an enqueue that may change the waiting job that holds its key.
 
-An enqueue that changes holders has locked their rows before (:func:`enqueue_or_lock_jobs`), so no
-two enqueues change one job at the same time, and no worker settles it meanwhile.
+The enqueue locks the rows of the holders first (:func:`enqueue_or_lock_jobs`), so no two enqueues
+change one job at the same time, and no worker settles it meanwhile.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from pgqueue.repository.fence import ONE, is_ours
+from pgqueue.repository.enqueue import (
+    Enqueues,
+    NewJob,
+    NewJobRow,
+    Placed,
+    PlacedAs,
+    documents_of,
+    enqueue_or_lock_jobs,
+)
 from pgqueue.repository.messages import DISPATCHED, NEW, Start, labels, start_time
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CTID,
     POSITION,
+    Executor,
     among,
     clock,
     document,
     equal,
     jobs,
     message_queue,
-    pg,
     text_parameter,
     wake_up_call,
 )
+from pgqueue.rules.unique import Unique
 
 KEPT = ("attempt", "crashes", "alone")
 """What a message says about past attempts."""
 
 
-LONGEST_WAIT = pg.set_config("lock_timeout", "1s", sa.true()).is_not(None)
-"""How long the start of one job waits for another transaction that has the job's row locked.  Set
-for the transaction, which must have no other statement."""
+class KeyChanges:
+    """Runs enqueues that may change the holders of their keys, in the caller's transaction."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def enqueue(self, new: NewJob, rows: Sequence[NewJobRow]) -> list[Placed]:
+        """Insert jobs, or change the waiting jobs that hold their keys.
+
+        The keys must be ascending, each at most once.  If the holder of a key has started,
+        ``until`` decides: with "started", a new job takes the key; with "finished", the holder is
+        returned unchanged.
+        """
+        unique = _unique_of(new)
+        placed = self._at_latest(new, rows)
+        unplaced = [row for row in rows if row.unique_key not in placed]
+        without_key = self._insert_or_lock(new, unplaced, placed)
+        if taken := _missing(unplaced, placed):
+            placed |= self._changed(new, taken)
+            started = _missing(taken, placed)
+            if started and unique.until == "started":
+                parameters = _names_and_documents(new, started)
+                freed = set(self._executor.execute(free_keys(), parameters).scalars())
+                # We have locked the jobs that had these keys, so no other caller can take the keys.
+                rows_of_freed = [row for row in started if row.unique_key in freed]
+                self._insert_or_lock(new, rows_of_freed, placed)
+            if held := [str(row.unique_key) for row in _missing(taken, placed)]:
+                placed |= Enqueues(self._executor).holders(new.queue, held)
+        keyless = iter(without_key)
+        keys = [row.unique_key for row in rows]
+        return [next(keyless) if key is None else placed[key] for key in keys]
+
+    def _at_latest(self, new: NewJob, rows: Sequence[NewJobRow]) -> dict[str, Placed]:
+        """The waiting jobs that cannot be postponed further.
+
+        They are not locked, so a worker can claim them however many callers try to postpone them.
+        """
+        unique = _unique_of(new)
+        if unique.at_most is None or unique.on_conflict != "postpone":
+            return {}
+        parameters = {**_names_and_documents(new, rows), "at_most": unique.at_most}
+        at_latest = self._executor.execute(holders_at_latest(), parameters)
+        return {key: Placed(id, PlacedAs.AT_LATEST) for id, key in at_latest}
+
+    def _insert_or_lock(
+        self, new: NewJob, rows: Sequence[NewJobRow], placed: dict[str, Placed]
+    ) -> list[Placed]:
+        """Insert the jobs whose keys are free, and lock the holders of the other keys.
+
+        Adds the new jobs with a key to ``placed``, and returns those without a key, in order.
+        Waits for other transactions that have one of the keys.
+        """
+        if not rows:
+            return []
+        statement = enqueue_or_lock_jobs(
+            start=new.start, notify=new.notify, labelled=new.is_labelled
+        )
+        parameters = {**new.parameters(), **documents_of(rows)}
+        written = self._executor.execute(statement, parameters).all()
+        placed |= {key: Placed(id, PlacedAs.NEW) for id, key, *_ in written if key is not None}
+        ids = sorted(id for id, key, *_ in written if key is None)
+        return [Placed(id, PlacedAs.NEW) for id in ids]
+
+    def _changed(self, new: NewJob, rows: Sequence[NewJobRow]) -> dict[str, Placed]:
+        unique = _unique_of(new)
+        statement = change_holders(
+            start=new.start,
+            replace=unique.on_conflict == "replace",
+            bounded=unique.at_most is not None,
+            notify=new.notify,
+            labelled=new.is_labelled,
+        )
+        bound = {} if unique.at_most is None else {"at_most": unique.at_most}
+        named = {f"{NEW}{name}": value for name, value in new.parameters().items()}
+        parameters = {**named, **documents_of(rows), **bound}
+        changed = self._executor.execute(statement, parameters)
+        return {key: Placed(id, PlacedAs.CHANGED) for id, key, *_ in changed}
+
+
+def _unique_of(new: NewJob) -> Unique:
+    assert new.unique is not None, "an enqueue that changes holders has unique keys"
+    return new.unique
+
+
+def _missing(rows: Sequence[NewJobRow], placed: dict[str, Placed]) -> list[NewJobRow]:
+    return [row for row in rows if row.unique_key is not None and row.unique_key not in placed]
+
+
+def _names_and_documents(new: NewJob, rows: Sequence[NewJobRow]) -> dict[str, Any]:
+    names = {f"{NEW}task": new.task, f"{NEW}queue": new.queue}
+    return {**names, **documents_of(rows)}
 
 
 @cache
@@ -44,7 +142,9 @@ def change_holders(
 
     Returns the ids and keys of these jobs.  A job without a message, or whose message a
     transaction holds, has started, and is not returned.  Messages are never updated: each is
-    deleted, and inserted at its new place.  ``bounded``: not later than ``created_at + at_most``.
+    deleted, and inserted at its new position.
+
+    ``bounded``: not later than ``created_at + at_most``.
     """
     holder = _holders()
     taken = _taken_messages(holder)
@@ -63,15 +163,15 @@ def change_holders(
         .returning(*DISPATCHED, jobs.c.held_unique_key)
         .cte("job")
     )
-    place = [job.c[name] for name in (*POSITION, "id", "task")]
-    rows = sa.select(*place, *(taken.c[name] for name in KEPT)).where(taken.c.target_id == job.c.id)
+    new = [job.c[name] for name in (*POSITION, "id", "task")]
+    rows = sa.select(*new, *(taken.c[name] for name in KEPT)).where(taken.c.target_id == job.c.id)
     message = sa.insert(message_queue).from_select([*POSITION, "target_id", "task", *KEPT], rows)
     woken = sa.select(wake_up_call() if notify else sa.true()).scalar_subquery()
     return sa.select(job.c.id, job.c.held_unique_key, woken).add_cte(message.cte("message"))
 
 
 @cache
-def holders_at_bound() -> sa.Executable:
+def holders_at_latest() -> sa.Executable:
     """Those holders of these keys whose time cannot be moved further; locks nothing."""
     holder = _holders()
     bound = jobs.c.run_at >= _latest()
@@ -90,26 +190,6 @@ def free_keys() -> sa.Executable:
         .where(jobs.c.id == holder.c.id)
         .values(held_unique_key=sa.null())
         .returning(holder.c.unique_key)
-    )
-
-
-@cache
-def free_key_of_attempt(*, in_own_transaction: bool) -> sa.Executable:
-    """Give back the unique key of a job whose handler is about to start.
-
-    No row: the lease is not ours any more, or the job has ended.  A job whose key is free already
-    is returned too.
-    """
-    return (
-        sa.update(jobs)
-        .where(
-            jobs.c.id == ONE[0],
-            jobs.c.outcome.is_(None),
-            sa.exists().where(is_ours(*ONE)),
-            LONGEST_WAIT if in_own_transaction else sa.true(),
-        )
-        .values(held_unique_key=sa.null())
-        .returning(jobs.c.id)
     )
 
 
@@ -141,10 +221,10 @@ def _taken_messages(holder: sa.CTE) -> sa.CTE:
         .offset(AS_IT_STANDS)
         .lateral("waiting")
     )
-    places = sa.select(message.c.ctid).select_from(holder.join(message, sa.true()))
+    ctids = sa.select(message.c.ctid).select_from(holder.join(message, sa.true()))
     return (
         sa.delete(message_queue)
-        .where(among(places) == CTID)
+        .where(among(ctids) == CTID)
         .returning(message_queue.c.target_id, *(message_queue.c[name] for name in KEPT))
         .cte("taken")
     )

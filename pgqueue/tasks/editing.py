@@ -79,7 +79,7 @@ class Changes:
             return self
         return replace(self, delay=None, run_at=now + self.delay)
 
-    def place(self) -> NewValues | None:
+    def position(self) -> NewValues | None:
         """The new queue, priority and time; None if arguments change too."""
         if self.args is not None or self.delay is not None:
             return None

@@ -35,6 +35,7 @@ from pgqueue.repository.enqueue import (
 from pgqueue.repository.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
 from pgqueue.repository.jobs import JobValues
 from pgqueue.repository.tables import clock
+from pgqueue.repository.unique_keys import KeyChanges
 from pgqueue.rules.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.rules.unique import split_period
 from pgqueue.tasks.binding import Arguments, EncodedCall
@@ -260,7 +261,7 @@ class Task(Generic[P, R]):
                 may_raise = self._options.conflict != "return"
                 with connection.begin_nested() if may_raise else nullcontext():
                     job_ids = _enqueue_unique(
-                        enqueues, new, encoded_rows, encoded.per_statement, self._options
+                        connection, new, encoded_rows, encoded.per_statement, self._options
                     )
         note_for_batch(target, job_ids)
         return job_ids
@@ -537,7 +538,7 @@ class Task(Generic[P, R]):
         the holder.
         """
         placed = self._write(connection, new, encoded)
-        if placed is not None and placed.is_unchanged:
+        if placed is not None and placed.is_held:
             check_holder(self._options, placed.id, encoded.unique_key)
         return placed
 
@@ -545,7 +546,7 @@ class Task(Generic[P, R]):
         if new.changes_holder:
             where = f"{self._where}: on_conflict={self._options.conflict!r}"
             refuse_autocommit(connection, where, instead="another on_conflict")
-            [placed] = Enqueues(connection).enqueue_unique_chunk(new, [encoded])
+            [placed] = KeyChanges(connection).enqueue(new, [encoded])
             return placed
         keys = {"unique_key": encoded.unique_key, "limit_keys": encoded.limit_keys}
         return Enqueues(connection).try_to_enqueue(new, encoded.text, **keys)
@@ -637,7 +638,7 @@ def _for_connection(new: NewJob, connection: Connection) -> NewJob:
 
 
 def _enqueue_unique(
-    enqueues: Enqueues, new: NewJob, rows: list[NewJobRow], per_statement: int, options: Options
+    connection: Connection, new: NewJob, rows: list[NewJobRow], per_statement: int, options: Options
 ) -> list[int]:
     """Enqueue jobs with unique keys; returns the id of the job of each row."""
     keys = [row.unique_key for row in rows]
@@ -646,11 +647,15 @@ def _enqueue_unique(
     # Over all chunks in this order: two callers in opposite orders would deadlock.
     order = list(dict.fromkeys(row_of.values()))
     job_ids: dict[int, int] = {}
+    if new.changes_holder:
+        write = KeyChanges(connection).enqueue
+    else:
+        write = Enqueues(connection).enqueue_keyed_chunk
     for start in range(0, len(order), per_statement):
         part = order[start : start + per_statement]
-        placed = enqueues.enqueue_unique_chunk(new, [rows[index] for index in part])
+        placed = write(new, [rows[index] for index in part])
         for index, job in zip(part, placed, strict=True):
-            if job.is_unchanged:
+            if job.is_held:
                 check_holder(options, job.id, keys[index])
             job_ids[index] = job.id
     return [job_ids[row_of[index]] for index in range(len(keys))]

@@ -3,13 +3,14 @@
 from datetime import datetime
 
 from pgqueue.models import JobStatus
+from pgqueue.repository.job_line import JobLine
 from pgqueue.repository.listing import (
     NOT_YOURS,
     JobDetails,
     LimitUse,
     PastAttempt,
 )
-from pgqueue.repository.pages import JobLine, JobPage, PageStart, page_start, words_of
+from pgqueue.repository.pages import JobPage, PageStart, page_start, text_of_start
 
 __all__ = [
     "NOT_YOURS",
@@ -21,7 +22,7 @@ __all__ = [
     "PastAttempt",
     "page_start",
     "state_in_words",
-    "words_of",
+    "text_of_start",
 ]
 
 

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pgqueue.database.callers import AnySession, executor
+from pgqueue.errors import OptionError
 from pgqueue.models import JobStatus
 from pgqueue.operations import Operations, Selection
 from pgqueue.repository.batches import Batches, BatchState
@@ -65,7 +66,14 @@ class Views:
             start: ``next_start`` of the page before, or an id; None for the first page.
             patience: How long is searched, where no index finds the jobs; the page says how far
                 the search has come.
+
+        Raises:
+            OptionError: The selection has ids.
         """
+        if jobs.ids is not None:
+            raise OptionError(
+                "views.jobs: it lists jobs by conditions; use views.job(id) for an id"
+            )
         pages = Pages(executor(session), patience=patience)
         return pages.page(jobs.which, limit=limit, start=start)
 

@@ -23,8 +23,8 @@ from pgqueue.views.words import (
     unreadable,
 )
 
-LONGEST_PAUSE = timedelta(seconds=5)
-"""A worker that has sent no heartbeat for so long is called silent; it sends two a second."""
+SILENT_AFTER = timedelta(seconds=5)
+"""A worker sends two heartbeats a second.  A worker without one for longer than this is silent."""
 
 
 def why(job: JobDetails, known_tasks: Collection[str] = ()) -> list[Reason]:
@@ -41,53 +41,51 @@ def why(job: JobDetails, known_tasks: Collection[str] = ()) -> list[Reason]:
             return [Reason(("its attempt has ended just now",))]
         case JobStatus.BLOCKED if (awaited := job.waits_for) is not None:
             outcomes = " or ".join(awaited.outcomes)
-            return [_because(f"waits for batch {awaited.id} to end as {outcomes}")]
+            return [Reason((f"waits for batch {awaited.id} to end as {outcomes}",))]
     return list(_hindrances(job, known_tasks)) or [_next(job)]
-
-
-def _because(*words: Part, remedy: str | None = None) -> Reason:
-    return Reason(words, remedy)
 
 
 def _ended(job: JobDetails) -> Reason:
     row, last = job.columns, job.past_attempts[-1] if job.past_attempts else None
-    at, again = row["finished_at"], f"pgqueue requeue {row['id']}"
+    at, requested_at = row["finished_at"], row["cancel_requested_at"]
+    requeue = f"pgqueue requeue {row['id']}"
     if job.status is JobStatus.SUCCEEDED:
-        return _because("succeeded at ", at, f" in {_attempt(row)}")
-    if job.status is JobStatus.FAILED:
-        if last is None:
-            return _because("failed at ", at, *quoted(row["last_error"]), remedy=again)
-        end = f": {_attempt(row, last.attempt)} ended as {last.outcome}"
-        return _because("failed at ", at, end, *quoted(_error(last)), remedy=again)
-    by: tuple[Part, ...] = (" while it waited", *quoted(row["last_error"]))
-    if row["cancel_requested_at"] is not None:
-        by = (" while it ran, as requested at ", row["cancel_requested_at"])
-    elif last is not None and last.outcome == AttemptEnd.CANCELLED:
-        by = (f" by its handler, in {_attempt(row, last.attempt)}", *quoted(last.error))
-    return _because("was cancelled at ", at, *by, remedy=again)
+        return Reason(("succeeded at ", at, f" in {_attempt(row)}"))
+    if job.status is JobStatus.FAILED and last is None:
+        return Reason(("failed at ", at, *quoted(row["last_error"])), requeue)
+    if job.status is JobStatus.FAILED and last is not None:
+        return Reason(("failed at ", at, ": ", *_end_of(row, last)), requeue)
+    if requested_at is not None:
+        ran = " while it ran, as requested at "
+        return Reason(("was cancelled at ", at, ran, requested_at), requeue)
+    if last is not None and last.outcome == AttemptEnd.CANCELLED:
+        by = f" by its handler, in {_attempt(row, last.attempt)}"
+        return Reason(("was cancelled at ", at, by, *quoted(last.error)), requeue)
+    waited = " while it waited"
+    return Reason(("was cancelled at ", at, waited, *quoted(row["last_error"])), requeue)
 
 
 def _running(job: JobDetails, holder: Holder) -> Iterator[Reason]:
     row, worker, silence = job.columns, _worker(holder), holder.heartbeat_age
     if holder.hostname is None or holder.is_dead:
-        back = " is dead: any other worker gives the job back within seconds"
-        yield _because("its worker ", worker, back, remedy="pgqueue worker")
-    elif silence is not None and silence > LONGEST_PAUSE:
-        back = ": if it stays silent, any other worker gives the job back"
-        words = ("its worker ", worker, " has sent no heartbeat for ", silence, back)
-        yield _because(*words, remedy="pgqueue worker")
+        dead = " is dead: any other worker gives the job back within seconds"
+        yield Reason(("its worker ", worker, dead), "pgqueue worker")
+    elif silence is not None and silence > SILENT_AFTER:
+        silent, back = " has sent no heartbeat for ", "any other worker gives the job back"
+        words = ("its worker ", worker, silent, silence, f": if it stays silent, {back}")
+        yield Reason(words, "pgqueue worker")
     if (at := row["kill_requested_at"]) is not None:
-        yield _because("the kill of its handler was requested at ", at)
+        yield Reason(("the kill of its handler was requested at ", at))
     elif (at := row["cancel_requested_at"]) is not None:
         until = ": it ends as cancelled when its handler ends"
         kill = f"pgqueue cancel --kill {row['id']}"
-        yield _because("its cancellation was requested at ", at, until, remedy=kill)
+        yield Reason(("its cancellation was requested at ", at, until), kill)
     if holder.slots is not None and holder.earlier_jobs >= holder.slots and not row["progress"]:
         busy = f": the {holder.slots} slots of the worker have jobs that it claimed earlier"
-        yield _because("was claimed ahead by ", worker, " at ", holder.started_at, busy)
+        yield Reason(("was claimed ahead by ", worker, " at ", holder.started_at, busy))
     else:
-        since = f", {_attempt(row, holder.attempt)} since "
-        yield _because("runs on ", worker, since, holder.started_at)
+        attempt = _attempt(row, holder.attempt)
+        yield Reason(("runs on ", worker, f", {attempt} since ", holder.started_at))
 
 
 def _hindrances(job: JobDetails, known_tasks: Collection[str]) -> Iterator[Reason]:
@@ -98,35 +96,35 @@ def _hindrances(job: JobDetails, known_tasks: Collection[str]) -> Iterator[Reaso
         yield _not_due(job)
     if (at := wait.queue_paused_at) is not None:
         resume = f"pgqueue resume {quote(row['queue'])}"
-        yield _because("its queue ", queue, " is paused since ", at, remedy=resume)
+        yield Reason(("its queue ", queue, " is paused since ", at), resume)
     if (at := wait.task_paused_at) is not None:
         resume = f"pgqueue resume --task {quote(row['task'])}"
-        yield _because("its task ", task, " is paused since ", at, remedy=resume)
+        yield Reason(("its task ", task, " is paused since ", at), resume)
     if not wait.workers:
         quiet = f"; live workers that are quiet: {wait.quiet_workers}" if wait.quiet_workers else ""
         yield nobody_serves(row["queue"]).more(quiet)
     if known_tasks and row["task"] not in known_tasks:
         yield unknown_task(row["task"]).more(": only workers whose code has it run the job")
     if (at := wait.unreadable_since) is not None:
-        words = unreadable(wait.unreadable_reason).words
-        yield _because("since ", at, " ", *words, remedy=f"pgqueue change {row['id']} --args JSON")
+        words = ("since ", at, " ", *unreadable(wait.unreadable_reason).words)
+        yield Reason(words, f"pgqueue change {row['id']} --args JSON")
     if job.is_due and job.status is JobStatus.BLOCKED:
         for limit in job.limits:
             yield from _of_limit(limit, row["id"], wait.first_admitted)
     if job.is_due and job.status is JobStatus.PENDING and wait.workers and not wait.free_workers:
-        of = "all live workers" if wait.workers > 1 else "the only live worker"
-        yield _because("the slots of ", of, " of queue ", queue, f" are busy, {_ahead(wait.ahead)}")
+        workers = "all live workers" if wait.workers > 1 else "the only live worker"
+        busy = f" are busy, {_ahead(wait.ahead)}"
+        yield Reason((f"the slots of {workers} of queue ", queue, busy))
 
 
 def _not_due(job: JobDetails) -> Reason:
     row, last = job.columns, job.past_attempts[-1] if job.past_attempts else None
     at = (row["run_at"], ", in ", row["run_at"] - job.read_at)
-    now = f"pgqueue run-now {row['id']}"
+    run_now = f"pgqueue run-now {row['id']}"
     if last is not None and row["attempts"]:
-        end = f": {_attempt(row, last.attempt)} ended as {last.outcome}"
-        return _because("is retried at ", *at, end, *quoted(_error(last)), remedy=now)
+        return Reason(("is retried at ", *at, ": ", *_end_of(row, last)), run_now)
     snoozed = f": it was snoozed {row['snoozes']} times" if row["snoozes"] else ""
-    return _because("is due at ", *at, snoozed, remedy=now)
+    return Reason(("is due at ", *at, snoozed), run_now)
 
 
 def _of_limit(limit: LimitUse, job_id: int, first: int | None) -> Iterator[Reason]:
@@ -136,34 +134,34 @@ def _of_limit(limit: LimitUse, job_id: int, first: int | None) -> Iterator[Reaso
     if limit.capacity is None:
         yield undeclared(limit.key)
     elif limit.capacity == 0:
-        yield _because("its limit ", name, " is paused", remedy=_resume(limit))
+        yield Reason(("its limit ", name, " is paused"), _resume(limit))
     elif not has_own_capacity(limit.capacity, is_fair=limit.is_fair):
         before: list[Part] = [] if is_first else [", and before it comes ", *_jobs([first])]
-        yield _because("waits for its turn among the keys of its limit ", name, *before)
+        yield Reason(("waits for its turn among the keys of its limit ", name, *before))
     elif limit.period is not None:
         if limit.seconds_to_token is not None:
             rate = f" permits {rate_in_words(limit.capacity, limit.period)}, the next in "
-            yield _because("its limit ", name, rate, timedelta(seconds=limit.seconds_to_token))
+            yield Reason(("its limit ", name, rate, timedelta(seconds=limit.seconds_to_token)))
     elif limit.held >= limit.capacity:
         held = f" is full: {limit.held} of {limit.capacity} places are held by "
         more = ", ..." if limit.held > len(limit.holders) else ""
         raised = f"pgqueue set-limit {quote(name_of(limit.key))} CAPACITY"
-        yield _because("its limit ", name, held, *_jobs(limit.holders), more, remedy=raised)
+        yield Reason(("its limit ", name, held, *_jobs(limit.holders), more), raised)
     elif limit.is_strict and not is_first:
-        yield _because("its limit ", name, " runs its jobs in order, first ", *_jobs([first]))
+        yield Reason(("its limit ", name, " runs its jobs in order, first ", *_jobs([first])))
 
 
 def _next(job: JobDetails) -> Reason:
     """A job that nothing hinders."""
     row, first = job.columns, job.wait.first_admitted
     if job.status is JobStatus.PENDING:
-        return _because(f"a free worker claims it within moments, {_ahead(job.wait.ahead)}")
+        return Reason((f"a free worker claims it within moments, {_ahead(job.wait.ahead)}",))
     if first is None:
         mend = f"pgqueue cancel {row['id']}; pgqueue requeue {row['id']}"
-        return _because("has no message, so no worker finds it", remedy=mend)
+        return Reason(("has no message, so no worker finds it",), mend)
     if first == row["id"]:
-        return _because("a worker admits it to its limits within moments")
-    return _because("its limits have room, and before it they admit ", *_jobs([first]))
+        return Reason(("a worker admits it to its limits within moments",))
+    return Reason(("its limits have room, and before it they admit ", *_jobs([first])))
 
 
 def _resume(limit: LimitUse) -> str | None:
@@ -183,6 +181,12 @@ def _ahead(count: int) -> str:
 
 def _attempt(row: Any, number: int | None = None) -> str:
     return f"attempt {row['attempts'] if number is None else number} of {row['max_attempts']}"
+
+
+def _end_of(row: Any, attempt: PastAttempt) -> tuple[Part, ...]:
+    """How an attempt has ended, with its error."""
+    end = f"{_attempt(row, attempt.attempt)} ended as {attempt.outcome}"
+    return (end, *quoted(_error(attempt)))
 
 
 def _error(attempt: PastAttempt) -> str | None:

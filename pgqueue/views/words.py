@@ -3,26 +3,40 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from math import inf
 from shlex import quote
 from typing import NamedTuple
 
-UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+UNITS = (
+    (0.001, "ms", 1000.0),
+    (1.0, "s", 60.0),
+    (60.0, "min", 60.0),
+    (3600.0, "h", 24.0),
+    (86400.0, "d", inf),
+)
+"""Of each unit, its seconds, its name, and how many of it are one of the next."""
 UNKNOWN = "–"  # noqa: RUF001
 LONGEST_ERROR = 200
 """Characters of an error in a sentence."""
 
 
 def span(value: timedelta | float | None) -> str:
-    """A duration in its largest unit, with two digits; a dash for one that is unknown."""
+    """A duration in its largest unit, rounded to two digits or to a whole number; a dash if it is
+    unknown."""
     if value is None:
         return UNKNOWN
     seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
-    if abs(seconds) < 1:
-        return f"{float(f'{seconds * 1000:.2g}'):g} ms"
-    size, unit = next((size, unit) for size, unit in UNITS if abs(seconds) >= size)
-    amount = seconds / size
-    digits = 1 if abs(amount) < 10 and unit != "min" else 0
-    return f"{amount:.{digits}f} {unit}"
+    for size, unit, next_unit in UNITS:
+        amount = _rounded(seconds / size, unit)
+        if abs(float(amount)) < next_unit:
+            break
+    return f"{amount} {unit}"
+
+
+def _rounded(amount: float, unit: str) -> str:
+    if unit == "ms":
+        return f"{float(f'{amount:.2g}'):g}"
+    return f"{amount:.0f}" if unit == "min" or abs(amount) >= 9.95 else f"{amount:.1f}"
 
 
 def jobs_wait(number: int) -> str:
@@ -65,7 +79,7 @@ class Reason:
     """One reason why a job does not run, or what happens to it."""
 
     words: tuple[Part, ...]
-    """The sentence.  Times and spans are for the reader to write as it writes others."""
+    """The parts of the sentence.  A page or a command writes times and spans in its own form."""
     remedy: str | None = None
     """The command that changes this; None if there is none."""
 
@@ -73,7 +87,7 @@ class Reason:
         return "".join(map(in_words, self.words))
 
     def more(self, *words: Part) -> "Reason":
-        """The same with the rest of the sentence."""
+        """The reason, with more words at the end of its sentence."""
         return Reason((*self.words, *words), self.remedy)
 
 

@@ -135,14 +135,14 @@ class AttemptCounts:
         self._tasks: set[str] = set()
         self._one_in = 1
         """Of so many attempts one is measured, chosen by chance."""
-        self._to_skip = 0
-        """How many attempts come before the next one that is measured."""
+        self.to_skip = 0
+        """How many attempts come before the next one that is measured; the ledger counts down."""
 
     def claimed(self, jobs: Sequence[Claimed]) -> None:
         """Count the jobs of a claim, by queue.  Of many, some are measured."""
         one_in = max(len(jobs) // MOST_MEASURED, 1)
         if one_in != self._one_in:
-            self._one_in, self._to_skip = one_in, attempts_to_skip(one_in)
+            self._one_in, self.to_skip = one_in, attempts_to_skip(one_in)
         by_queue = Counter(map(attrgetter("queue"), jobs))
         minute = int(self._clock.now() // MINUTE)
         with self._lock:
@@ -175,17 +175,12 @@ class AttemptCounts:
             self._count(attempt.task, attempt.job_id, recorded, CRASH)
 
     def ran(self, run: RunningAttempt, outcome: Outcome | None) -> None:
-        """Measure how long an attempt ran and how long its job waited, or skip it.
-
-        Counts what it skips without a lock: two threads at once may skip one too few.
+        """Measure how long an attempt ran and how long its job waited.
 
         ``outcome``: None if it is settled already.
         """
-        if self._to_skip > 0:
-            self._to_skip -= 1
-            return
         counts_for = self._one_in
-        self._to_skip = attempts_to_skip(counts_for)
+        self.to_skip = attempts_to_skip(counts_for)
         if isinstance(outcome, NOT_STARTED):
             return
         claimed, (started_at, ended_at) = run.claimed, run.times

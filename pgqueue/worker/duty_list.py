@@ -25,6 +25,13 @@ class Duty(ABC):
         """When the next step is due.  Other threads change it by :meth:`DutyList.wake_for`."""
         self.repeat_after = repeat_after
 
+    def puts_off(self) -> float:
+        """Seconds by which a step that is due is put off; 0.0 if it is not.
+
+        Asked before each step.  A step that asks the database nothing would look like an answer.
+        """
+        return 0.0
+
     @abstractmethod
     def step(self, connection: Connection) -> float:
         """Do what is to be done; returns the seconds until the next step."""
@@ -70,6 +77,19 @@ class DutyList(Loop):
             first_in=self._seconds_to_next(),
             patience=patience,
         )
+
+    def wait_for_step(self) -> bool:
+        """Wait until a duty is due, and not put off."""
+        while super().wait_for_step():
+            duty = self._next()
+            if duty.due_at <= time.monotonic():
+                due_at, duty.due_at = duty.due_at, NEVER
+                if not (seconds := duty.puts_off()):
+                    duty.due_at = due_at
+                    return True
+                self.wake_for(duty, seconds)  # a wake meanwhile wins
+            self.wake(self._seconds_to_next())
+        return False
 
     def step(self, connection: Connection) -> float:
         duty = self._next()

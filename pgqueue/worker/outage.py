@@ -8,6 +8,7 @@ from psycopg.errors import InsufficientPrivilege
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
+from pgqueue.database.sqlstates import sqlstate_of
 from pgqueue.errors import RowsHidden
 
 logger = redaction.logger(__name__)
@@ -49,7 +50,11 @@ class Outage:
 
     def record_error(self, error: Exception, *, name: str, opened_at: float) -> None:
         """Record an error on a connection opened at ``opened_at``, or whose opening began then."""
-        now, message, is_read_only = time.monotonic(), words_of(error), _state(error) == READ_ONLY
+        now, message, is_read_only = (
+            time.monotonic(),
+            words_of(error),
+            sqlstate_of(error) == READ_ONLY,
+        )
         with self._lock:
             # A connection opened before an outage ended has broken in it, or could not be opened
             # in it, and is noticed late.
@@ -86,8 +91,8 @@ def is_away(error: Exception) -> bool:
         return False
     if not isinstance(error, DBAPIError) or error.connection_invalidated:
         return True
-    state = _state(error)
-    return state is None or state.startswith(AWAY)
+    state = sqlstate_of(error)
+    return not state or state.startswith(AWAY)
 
 
 def is_filtered(error: Exception) -> bool:
@@ -103,10 +108,6 @@ def is_filtered(error: Exception) -> bool:
 def is_crowded(error: object) -> bool:
     """Whether a connection was refused because there are as many as the server allows."""
     return any(words in str(error) for words in CROWDED)
-
-
-def _state(error: Exception) -> str | None:
-    return getattr(error.orig, "sqlstate", None) if isinstance(error, DBAPIError) else None
 
 
 def words_of(error: Exception) -> str:

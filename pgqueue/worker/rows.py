@@ -10,6 +10,7 @@ from psycopg.errors import QueryCanceled
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
+from pgqueue.database.sqlstates import sqlstate_of
 from pgqueue.worker.outage import is_away, is_filtered, words_of
 from pgqueue.worker.reconnecting import BROKEN, lacks_right
 
@@ -111,13 +112,13 @@ def may_be_of_row(error: BaseException) -> bool:
 
 def is_refusal_of_row(error: DBAPIError) -> bool:
     """Whether a constraint refuses a value, or a trigger raises an error of its own."""
-    return (getattr(error.orig, "sqlstate", None) or "")[:2] in REFUSALS
+    return sqlstate_of(error)[:2] in REFUSALS
 
 
 def _may_be_of_all(error: BaseException) -> bool:
     """Whether the reason of a refusal is a setting, a right or a resource, as far as it says."""
     if not isinstance(error, DBAPIError) or error.connection_invalidated:
         return False
-    state = getattr(error.orig, "sqlstate", None) or ""
     is_refused = lacks_right(error) or is_filtered(error)
-    return is_refused or isinstance(error.orig, QueryCanceled) or state[:2] == RESOURCES
+    lacks_room = sqlstate_of(error)[:2] == RESOURCES
+    return is_refused or isinstance(error.orig, QueryCanceled) or lacks_room

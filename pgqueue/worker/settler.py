@@ -138,7 +138,7 @@ class Settler(Loop):
             self._left[:1] = [(settle, each) for each in self._try(settle, part, connection)]
         # Once, after all settles: a settle may be repeated.
         with_details, self._with_details = self._with_details, []
-        behind = any(_keeps_its_place(outcome) for _, outcome in with_details)
+        behind = any(_keeps_due_time(outcome) for _, outcome in with_details)
         if behind or any(isinstance(outcome, GOES_ON) for _, outcome in with_details):
             self._work_may_be_there(behind)
         if behind:
@@ -289,7 +289,7 @@ def _parts(batch: list[Settlement], size: int) -> list[list[Settlement]]:
     return [batch[start : start + size] for start in range(0, len(batch), size)]
 
 
-def _keeps_its_place(outcome: Outcome) -> bool:
+def _keeps_due_time(outcome: Outcome) -> bool:
     """Whether the next message keeps the time of the last, and so is behind the cursors."""
     if isinstance(outcome, Retried):
         return outcome.delay is None

@@ -66,7 +66,10 @@ class Slots:
         return self._ran + ran, self._busy + busy
 
     def cancel(self, asked: Collection[int], killed: Collection[int]) -> None:
-        """Ask the handlers of some jobs to stop, and kill those of others."""
+        """Ask the handlers of some jobs to stop, and kill those that run in a child process.
+
+        ``asked``, ``killed``: the ids of the jobs.
+        """
         if not asked and not killed:
             return
         for run in self.attempts():
@@ -111,10 +114,11 @@ class Slots:
             lost = {index: run for index, run in overdue.items() if run.lose()}
             self._settle([(run, timeouts.late(run)) for run in lost.values()])
         for index in lost:
-            stuck = self._slots[index]
+            stuck, self._slots[index] = self._slots[index], Slot(self._runtime)
             self._stuck.append(stuck)
+            # After it was replaced: for a moment too little is counted, and never too much, which
+            # prefetch would take for the work of later jobs.
             self._ran, self._busy = self._ran + stuck.ran, self._busy + stuck.busy
-            self._slots[index] = Slot(self._runtime)
             self._slots[index].start()
         if self._are_too_many_stuck():
             wait_until(lambda: not self._are_too_many_stuck(), lambda: OBEY_WITHIN)

@@ -62,13 +62,18 @@ class ReadNotices(Duty):
         self._swept_to: int | None = None
         """Up to where the last sweep has read what waits for ended jobs."""
         self._rescue = Rescue(on_rescued=self._rescued)
-        self._skipped = 0
+        self._put_off = 0
+        """How many times in a row the step was put off."""
+
+    def puts_off(self) -> float:
+        """While no handler runs, there is less to look for."""
+        is_idle = self.has_looked.is_set() and not self.dead and not self._slots.job_ids()
+        self._put_off = (self._put_off + 1) % SLOWER_WHEN_IDLE if is_idle else 0
+        return READ_EVERY if self._put_off else 0.0
 
     def step(self, connection: Connection) -> float:
         began = time.monotonic()
         running = self._slots.job_ids()
-        if self._may_be_skipped(running):
-            return READ_EVERY
         # The list is forgotten even if a table is locked: the heartbeat finds these workers again.
         dead, self.dead = self.dead, ()
         if dead:
@@ -89,12 +94,6 @@ class ReadNotices(Duty):
         self._slots.cancel(notices.cancelled, notices.killed)
         self._rescue.rescue(connection, notices)
         return began + READ_EVERY - time.monotonic()
-
-    def _may_be_skipped(self, running: Sequence[int]) -> bool:
-        """Whether there is less to look for, because no handler runs."""
-        is_idle = self.has_looked.is_set() and not self.dead and not running
-        self._skipped = (self._skipped + 1) % SLOWER_WHEN_IDLE if is_idle else 0
-        return self._skipped > 0
 
     def _rescued(self, attempts: Sequence[Rescued]) -> None:
         self._admitter.wake()

@@ -36,7 +36,8 @@ def test_a_server_that_cannot_start_says_why_and_leaves_nothing_behind() -> None
 
 
 def test_two_that_start_in_one_directory_share_a_server(server_directory: Path) -> None:
-    servers = [EmbeddedPostgres(server_directory, durable=False) for _ in range(2)]
+    ports = [{"port": port} for port in ("5432", "6543")]
+    servers = [EmbeddedPostgres(server_directory, settings=port, durable=False) for port in ports]
 
     with ThreadPoolExecutor() as threads:
         one, other = threads.map(EmbeddedPostgres.start, servers)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from server_probes import accepts_connections, execute, postmaster, query, wait_until
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from pgqueue.embedded import EmbeddedPostgres
 
@@ -22,8 +24,10 @@ import sys
 from pathlib import Path
 from pgqueue.embedded import EmbeddedPostgres
 
-directory = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-server = EmbeddedPostgres(directory, durable=False)
+directory, port = sys.argv[1:]
+server = EmbeddedPostgres(
+    Path(directory) if directory else None, settings={"port": port}, durable=False
+)
 server.start()
 print(json.dumps([server.url, str(server.directory)]), flush=True)
 sys.stdin.read()
@@ -37,9 +41,9 @@ def start() -> Iterator[Starter]:
     """Start a server in another process, which is killed at the end."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
+    def start(directory: str = "", *, port: str = "5432") -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", STARTER, *arguments],
+            [sys.executable, "-c", STARTER, directory, port],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -97,13 +101,12 @@ def test_the_next_temporary_server_ends_those_of_killed_starters_only(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(server_directory))
     monkeypatch.setattr(tempfile, "tempdir", str(server_directory))
-    killed, alive = start(), start()
+    killed, alive = start(port="6543"), start()
     (url, folder), (url_of_alive, _) = started_by(killed), started_by(alive)
     kill(killed)
-    assert accepts_connections(url)
-
-    with EmbeddedPostgres(durable=False):
-        assert not accepts_connections(url)
+    with create_engine(url).connect() as connection, EmbeddedPostgres(durable=False):
+        with pytest.raises(OperationalError):
+            connection.execute(text("SELECT 1"))
         assert not folder.exists()
         assert accepts_connections(url_of_alive)
 

@@ -10,14 +10,14 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from sqlalchemy import ClauseElement, Connection, Engine, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from pgqueue import repository
 from pgqueue.models import SCHEMA, JobStatus
-from pgqueue.repository import listing, many, pages
+from pgqueue.repository import claim_order, id_order, listing, many
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.listing import MESSAGE_KEYS
 from pgqueue.repository.messages import Start
@@ -53,32 +53,29 @@ def all_statements() -> Iterator[tuple[str, str]]:
             yield f"{name} {arguments}", words_of(build(**arguments))
     for status in [None, *JobStatus]:
         chosen = frozenset([status] if status else [])
-        which = JobFilter(
-            statuses=chosen,
-            task="t",
-            queue="q",
-            before=9,
-            after=1,
-            tag="tag",
-            batch=7,
-            limit_key="limit",
-            unique_key="key",
-            text="words",
-            args=(("number", 1),),
-            created_after=timedelta(days=1),
-            created_before=datetime(2030, 1, 1, tzinfo=UTC),
-            took=timedelta(seconds=1),
-            are_due=False,
-            are_retried=False,
-            queues=frozenset({"q"}),
-            tags=frozenset({"tag"}),
-        )
-        yield f"list_jobs {status}", words_of(pages.list_jobs(which, limit=9))
-    place = pages.Position()
-    yield "list_pending", words_of(pages.list_pending(which, place, place, limit=9))
-    yield "pending_window", words_of(pages.pending_window(which, place, size=9))
+        which = JobFilter(**every_condition() | {"statuses": chosen})
+        yield f"list_jobs {status}", words_of(id_order.list_jobs(which, limit=9))
+    start = claim_order.Position()
+    yield "list_pending", words_of(claim_order.list_pending(which, start, start, limit=9))
+    yield "end_of_window", words_of(claim_order.end_of_window(which, start, size=9))
     yield "job_details", words_of(listing.job_details(frozenset()))
     yield "attempts_of_job", words_of(listing.attempts_of_job(frozenset()))
+
+
+def every_condition() -> dict[str, Any]:
+    """A value of each condition, also of those that are added later: by the types of the fields."""
+    values: dict[Any, Any] = {
+        int | None: 7,
+        str | None: "x",
+        bool | None: True,
+        timedelta | None: timedelta(seconds=1.5),
+        datetime | timedelta | None: datetime(2030, 1, 31, tzinfo=UTC),
+        tuple[tuple[str, Any], ...]: (("order_id", 42), ("to", ["a", "b"])),
+        frozenset[str] | None: frozenset(["a", "b"]),
+        frozenset[JobStatus]: frozenset([JobStatus.FAILED]),
+    }
+    found = {name: values[hint] for name, hint in get_type_hints(JobFilter).items()}
+    return found | {"created_after": timedelta(days=1)}
 
 
 def all_commands() -> list[str]:
@@ -109,7 +106,7 @@ def _arguments(build: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     if build in (many.change_pending, many.change_blocked):
         others["columns"] = [("priority", "run_at"), ("priority", "queue")]
     others["callbacks"] = [("on_failure", "on_success"), ("on_cancelled",)]
-    others["table"] = [jobs, dead_letters] if build is pages.id_below else list(MESSAGE_KEYS)
+    others["table"] = [jobs, dead_letters] if build is id_order.id_below else list(MESSAGE_KEYS)
     values = [others.get(name, [False, True]) for name in names]
     for chosen in itertools.product(*values):
         yield dict(zip(names, chosen, strict=True))

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import chain, pairwise
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
@@ -16,16 +16,15 @@ from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import enqueue, enqueue_many, execute, wait_until
 from chaos.workers import FORKS
-from pgqueue import Job, JobStatus, Limit, MessageQueue, PgQueue
+from pgqueue import Change, Job, JobStatus, Limit, MessageQueue, PgQueue
 from pgqueue.errors import OptionError
 from pgqueue.models import WaitingMessage
-from pgqueue.operations import Operator, Outcome, Selection, engine, selection
-from pgqueue.operations.actions import ACTIONS
+from pgqueue.operations import ActionRun, Operator, Selection, engine, selection
+from pgqueue.operations.actions import ON_JOBS
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.operator_actions import LogEntry, OperatorActions
 from pgqueue.tasks.editing import Changes
 
-FAILED = frozenset([JobStatus.FAILED])
 CANCELLED = JobFilter(statuses=frozenset([JobStatus.CANCELLED]))
 EVERY_QUEUE, OTHER_QUEUE = JobFilter(queue="default"), JobFilter(queue="other")
 MINUTE = timedelta(minutes=1)
@@ -53,11 +52,11 @@ def cancelled(queue: PgQueue, number: int) -> list[int]:
 
 def started(
     queue: PgQueue, action: str, which: JobFilter = CANCELLED, ids: Any = None, **more: Any
-) -> Outcome:
+) -> ActionRun:
     return Operator(queue, "ada").start(action, Selection.of(which, ids), **more)
 
 
-def run(queue: PgQueue, outcome: Outcome, *, stop_after: int = 9999) -> LogEntry:
+def run(queue: PgQueue, outcome: ActionRun, *, stop_after: int = 9999) -> LogEntry:
     """Do what is left; stops after so many steps, as a process that is killed does."""
     for number, _ in enumerate(outcome, 1):
         if number == stop_after:
@@ -72,7 +71,7 @@ def logged(queue: PgQueue, action_id: int | None) -> LogEntry:
     return found
 
 
-def going_on(queue: PgQueue, entry: LogEntry) -> Outcome:
+def going_on(queue: PgQueue, entry: LogEntry) -> ActionRun:
     """Another process that goes on."""
     return Operator(queue, "ada").go_on(entry.id or 0)
 
@@ -85,6 +84,32 @@ def statuses(queue: PgQueue) -> list[JobStatus]:
 def messages(queue: PgQueue) -> int:
     with queue.session() as session:
         return session.query(MessageQueue).count()
+
+
+def overtaken(queue: PgQueue, do: Callable[[], object]) -> Operator:
+    """An operator whose third transaction, after the first search, waits until this is done."""
+    transactions = iter(range(99))
+
+    @contextmanager
+    def begin_later() -> Iterator[Session]:
+        if next(transactions) == 2:
+            do()
+        with begin(queue) as session:
+            yield session
+
+    return Operator(queue, "ada", begin=begin_later)
+
+
+def cancel(queue: PgQueue, job_id: int) -> None:
+    with begin(queue) as session:
+        queue.cancel(session, job_id)
+
+
+@contextmanager
+def locked(queue: PgQueue, job_id: int) -> Iterator[None]:
+    with begin(queue) as session:
+        session.execute(text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE"), {"id": job_id})
+        yield
 
 
 class TestPortions:
@@ -133,6 +158,16 @@ class TestPortions:
         assert statuses(queue)[1] is JobStatus.CANCELLED
         with pytest.raises(OptionError, match="is finished"):
             going_on(queue, found)
+
+    def test_a_finished_action_says_when_it_has_finished(self, queue: PgQueue) -> None:
+        cancelled(queue, 1)
+
+        outcome = started(queue, "requeue").finish()
+
+        ended_at = logged(queue, outcome.entry.id).finished_at
+        assert outcome.entry.finished_at == ended_at
+        assert ended_at is not None
+        assert ended_at > outcome.entry.at
 
     def test_a_named_job_that_has_moved_on_is_skipped_with_the_reason(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 2)
@@ -238,6 +273,16 @@ class TestPortions:
         assert (found.jobs, found.skipped, messages(queue)) == (2, 0, 2)
         assert found.finished_at is not None
 
+    def test_a_search_that_finds_more_than_it_may_return_leaves_no_job_out(
+        self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(selection, "WINDOW", 4)
+        monkeypatch.setattr(engine, "READ_AHEAD", 2)
+        cancelled(queue, 5)
+        execute(queue.engine, "UPDATE pgqueue.jobs SET last_error = 'no mail'")
+
+        assert run(queue, started(queue, "requeue", replace(CANCELLED, text="mail"))).jobs == 5
+
     def test_a_search_without_an_index_ends_at_the_last_job_of_the_action(
         self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -286,9 +331,7 @@ class TestPortions:
     ) -> None:
         ids = enqueue_many(queue.engine, 5)
         outcome = started(queue, "change", EVERY_QUEUE, changes=Changes(priority=9))
-        lock = text("SELECT FROM pgqueue.jobs WHERE id = :id FOR UPDATE")
-        with begin(queue) as session:
-            session.execute(lock, {"id": ids[1]})
+        with locked(queue, ids[1]):
             stopped = run(queue, outcome, stop_after=1)
 
         found = run(queue, going_on(queue, stopped))
@@ -312,24 +355,34 @@ class TestPortions:
     ) -> None:
         first, second = enqueue_many(queue.engine, 2)
         which = replace(EVERY_QUEUE, statuses=frozenset([JobStatus.PENDING]))
-        entered = iter(range(99))
 
-        @contextmanager
-        def moving() -> Iterator[Session]:
-            if next(entered) == 2:  # it has been found
-                if "DELETE" in moved:
-                    leased(queue, second)
-                else:
-                    execute(queue.engine, moved, id=second)
-            with begin(queue) as session:
-                yield session
+        def move() -> None:
+            if "DELETE" in moved:
+                leased(queue, second)
+            else:
+                execute(queue.engine, moved, id=second)
 
-        ada = Operator(queue, "ada", begin=moving)
+        ada = overtaken(queue, move)
         outcome = ada.start("change", Selection.of(which), changes=Changes(priority=9))
         results = list(chain.from_iterable(outcome))
 
         assert [one.id for one in results] == [first, second]
         assert words in str(results[1])
+
+    def test_a_job_that_has_another_error_since_it_was_found_is_not_requeued(
+        self, queue: PgQueue
+    ) -> None:
+        first, second = cancelled(queue, 2)
+        change = "UPDATE pgqueue.jobs SET last_error = :error WHERE id >= :id"
+        execute(queue.engine, change, error="no mail", id=first)
+
+        ada = overtaken(queue, lambda: execute(queue.engine, change, error="other", id=second))
+        outcome = ada.start("requeue", Selection.of(replace(CANCELLED, text="mail"))).finish()
+
+        assert outcome.changed == 1
+        assert [str(one) for one in outcome.left] == [
+            f"{second}: unchanged, because it does not match any more"
+        ]
 
     def test_a_deadlock_with_another_transaction_is_told_as_a_lock(self, queue: PgQueue) -> None:
         ids = cancelled(queue, 1)
@@ -608,6 +661,67 @@ class TestTwoAtOnce:
         assert (found.jobs, found.skipped) == (300, 0)
         assert messages(queue) == 300
 
+    def test_two_processes_with_one_action_do_not_exceed_its_limit(self, queue: PgQueue) -> None:
+        """Each of them has found other jobs, because one was cancelled between their searches."""
+        ids = cancelled(queue, 4)
+        with begin(queue) as session:
+            queue.requeue(session, ids[1])
+        action = started(queue, "requeue", limit=3).entry
+        other = going_on(queue, action)
+
+        def overtake() -> None:
+            cancel(queue, ids[1])
+            with locked(queue, ids[1]):
+                run(queue, other, stop_after=1)  # which leaves the locked job for later
+
+        found = run(queue, overtaken(queue, overtake).go_on(action.id or 0))
+
+        assert (found.jobs, sorted(found.first_ids)) == (3, ids[:3])
+        assert found.finished_at is not None
+
+    def test_of_named_jobs_each_is_changed_by_one_of_two_processes(self, queue: PgQueue) -> None:
+        ids = cancelled(queue, 2)
+        action = started(queue, "requeue", JobFilter(), ids).entry
+        other = going_on(queue, action)
+
+        outcome = overtaken(queue, lambda: run(queue, other, stop_after=1)).go_on(action.id or 0)
+        found = run(queue, outcome)
+
+        assert (found.jobs, found.skipped, outcome.counts) == (2, 0, {"requeued": 1})
+
+    def test_an_action_that_another_process_has_finished_stays_finished(
+        self, queue: PgQueue
+    ) -> None:
+        [job_id] = cancelled(queue, 1)
+        action = started(queue, "requeue").entry
+        other = going_on(queue, action)
+
+        def overtake() -> None:
+            with begin(queue) as session:
+                queue.requeue(session, job_id)
+            run(queue, other)
+            cancel(queue, job_id)
+
+        found = run(queue, overtaken(queue, overtake).go_on(action.id or 0))
+
+        assert (found.jobs, found.finished_at is not None) == (0, True)
+
+    def test_an_action_ends_when_the_jobs_that_another_process_has_left_are_done(
+        self, queue: PgQueue
+    ) -> None:
+        [job_id] = enqueue_many(queue.engine, 1)
+        action = started(queue, "requeue").entry
+        other = going_on(queue, action)
+
+        def overtake() -> None:  # this process has found no job
+            cancel(queue, job_id)
+            with locked(queue, job_id):
+                run(queue, other, stop_after=1)
+
+        found = run(queue, overtaken(queue, overtake).go_on(action.id or 0))
+
+        assert (found.jobs, found.left_ids, found.finished_at is not None) == (1, [], True)
+
     def test_a_process_that_is_killed_in_an_action_loses_nothing_and_doubles_nothing(
         self, queue: PgQueue
     ) -> None:
@@ -653,6 +767,19 @@ def is_any_waiting(queue: PgQueue) -> bool:
         return bool(connection.scalar(waits))
 
 
+def test_a_requeue_in_the_transaction_of_the_caller_is_one_statement(queue: PgQueue) -> None:
+    ids = cancelled(queue, 3)
+    sent: list[str] = []
+    event.listen(queue.engine, "before_cursor_execute", lambda *each: sent.append(each[2]))
+
+    with begin(queue) as session:
+        context = queue.action_context(session.connection())
+        counts = engine.within(Selection(status="cancelled"), ON_JOBS["requeue"], context)
+
+    assert counts == {Change.REQUEUED: len(ids)}
+    assert len([one for one in sent if "UPDATE pgqueue.jobs" in one]) == 1
+
+
 class TestPreview:
     def test_a_preview_counts_shows_some_and_says_what_will_be_skipped(
         self, queue: PgQueue
@@ -664,30 +791,10 @@ class TestPreview:
             enqueue(session, key="k")
 
         with queue.session() as session:
-            found = Selection.of(EVERY_QUEUE).preview(session, ACTIONS["requeue"])
+            found = Selection.of(EVERY_QUEUE).preview(session, ON_JOBS["requeue"])
 
         assert (found.jobs, found.keys_taken) == (13, 1)
         assert [job.id for job in found.samples] == ids[::-1][:10]
-
-
-def test_every_condition_of_a_filter_survives_in_the_log() -> None:
-    """Also those that are added later: the values are made of the types of the fields."""
-    values: dict[Any, Any] = {
-        int | None: 7,
-        str | None: "x",
-        bool | None: True,
-        timedelta | None: timedelta(seconds=1.5),
-        datetime | timedelta | None: datetime(2030, 1, 31, tzinfo=UTC),
-        tuple[tuple[str, Any], ...]: (("order_id", 42), ("to", ["a", "b"])),
-        frozenset[str] | None: frozenset(["a", "b"]),
-        frozenset[JobStatus]: FAILED,
-    }
-    words = {name: values[hint] for name, hint in get_type_hints(JobFilter).items()}
-    which = JobFilter(**words)
-
-    found = Selection.from_target(Selection.of(which).target).which
-
-    assert found == which
 
 
 def test_a_span_of_a_filter_is_counted_from_the_beginning_of_the_action(queue: PgQueue) -> None:

@@ -10,7 +10,6 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from pgqueue import (
-    ArgumentsError,
     Job,
     JobNotFound,
     JobStatus,
@@ -258,34 +257,6 @@ def test_coroutines_do_the_same(queue: PgQueue) -> None:
 
     assert outcome.changed == 1
     assert [one.action for one in logged(queue)] == ["cancel"]
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        ({"ids": [1], "task": "send"}, "ids and conditions are given"),
-        ({"status": "lost"}, "status is .'lost'.; give one or several of"),
-        ({"colour": "red"}, "there is no condition 'colour'"),
-        ({"task": 7}, "Selection: task must be a str, not int$"),
-        ({"error": "timeout"}, "is no error as `pgqueue failures` prints it"),
-        ({"took": 3}, "Selection: took must be a timedelta, not int$"),
-        ({"ids": ["x"]}, "id"),
-        ({"ids": 5}, "ids is 5; give a list of ids"),
-        ({"status": 5}, "status is 5; give one status"),
-        ({"batch": 2**70}, "batch"),
-        ({"error": 2**70}, "is no error"),
-        ({"task": "a\0b"}, "task is .*; give a text"),
-        ({"text": "\ud800"}, "text is .*; give a text"),
-        ({"args": {"n": "\0"}}, "has a NUL character"),
-        ({"created_after": timedelta.max}, "longer than a hundred years"),
-        ({"are_due": True}, "there is no condition 'are_due'"),
-        ({"task": None, "status": "failed"}, "task is None; leave it out"),
-    ],
-    ids=str,
-)
-def test_a_wrong_selection_is_refused(words: dict[str, Any], error: str) -> None:
-    with pytest.raises((OptionError, ArgumentsError), match=error):
-        Selection(**words)
 
 
 def test_a_selection_of_everything_is_refused(queue: PgQueue) -> None:

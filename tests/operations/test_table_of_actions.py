@@ -39,6 +39,7 @@ def test_each_action_has_a_command(action: Action) -> None:
             assert any(word in option.opts for option in found.params)
         else:
             assert isinstance(found, click.Group)
+            assert word in found.commands, f"no command `pgqueue {action.command}`"
             found = found.commands[word]
 
 

@@ -37,15 +37,15 @@ def test_an_idle_transaction_is_named_with_its_process_and_age(
 
 NOW = datetime.now(UTC)
 IN_EACH_STATUS = """
-    INSERT INTO pgqueue.jobs (task, queue, tags, args, created_at, outcome, finished_at)
-    SELECT status, queue, tags, args, clock_timestamp() - age,
+    INSERT INTO pgqueue.jobs (task, queue, tags, args, attempts, created_at, outcome, finished_at)
+    SELECT status, queue, tags, args, attempts, clock_timestamp() - age,
            CASE WHEN status IN ('succeeded', 'failed', 'cancelled') THEN status END,
            CASE WHEN status IN ('succeeded', 'failed', 'cancelled') THEN clock_timestamp() END
     FROM unnest(ARRAY['pending', 'running', 'blocked', 'succeeded', 'failed', 'cancelled'])
          AS status,
-         (VALUES ('bulk', NULL, '{}', interval '3 days'),
+         (VALUES ('bulk', NULL, '{}', 2, interval '3 days'),
                  ('mail', '["vip", "eu"]'::jsonb, '{"order_id": 42, "name": "Ada"}'::jsonb,
-                  interval '1 hour')) AS job (queue, tags, args, age)
+                  3, interval '1 hour')) AS job (queue, tags, args, attempts, age)
     ORDER BY age DESC;
     INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
     SELECT queue, priority, run_at, id, task FROM pgqueue.jobs WHERE task = 'pending';
@@ -75,6 +75,7 @@ CONDITIONS = {
     "created since a time": JobFilter(created_after=NOW - timedelta(days=2)),
     "created before": JobFilter(queue="mail", created_before=timedelta(minutes=1)),
     "created before a time": JobFilter(queue="mail", created_before=NOW),
+    "with so many attempts": JobFilter(attempts=3),
     "of one of these queues": JobFilter(queues=frozenset({"mail", "other"})),
     "with one of these tags": JobFilter(tags=frozenset({"vip", "other"})),
 }

@@ -10,14 +10,16 @@ from sqlalchemy import Connection, NullPool, create_engine, text
 from chaos.plans import TELLING, Plan, plans_of
 from pgqueue import JobStatus
 from pgqueue.errors import OptionError
+from pgqueue.repository.claim_order import Position
 from pgqueue.repository.conditions import JobFilter
+from pgqueue.repository.job_line import JobLine
 from pgqueue.repository.jobs import Jobs
 from pgqueue.repository.listing import Listing
-from pgqueue.repository.pages import WINDOW, JobLine, Pages, PageStart, Position
+from pgqueue.repository.pages import FIRST_WINDOW, Pages, PageStart
 from pgqueue.testing.databases import fresh_database
 
 ENDED = 100_000
-WAITING = 20 * WINDOW
+WAITING = 20 * FIRST_WINDOW
 LIMIT = 20
 
 HISTORY = f"""
@@ -52,7 +54,7 @@ HISTORY = f"""
                date_trunc('minute', clock_timestamp()) + n % 7 * interval '1s',
                outcome, CASE WHEN outcome = 'succeeded' THEN clock_timestamp() END
         FROM generate_series(1, {WAITING}) AS n,
-             LATERAL (SELECT CASE WHEN n % 900 = 0 AND n < {2 * WINDOW} THEN 'succeeded' END
+             LATERAL (SELECT CASE WHEN n % 900 = 0 AND n < {2 * FIRST_WINDOW} THEN 'succeeded' END
                       AS outcome) AS ended
         RETURNING *)
     INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task)
@@ -139,6 +141,9 @@ class TestPages:
         assert ids == Listing(history).ids(which)[::-1]
         assert [len(page) for page in pages] == [100] * 5 + [30]
 
+    def test_no_job_has_an_id_below_zero(self, history: Connection) -> None:
+        assert Pages(history).page(JobFilter(before=0), limit=1).jobs == []
+
     def test_pages_of_each_status_have_the_jobs_in_it(self, history: Connection) -> None:
         numbers = {}
         for status in JobStatus:
@@ -223,7 +228,7 @@ class TestSearches:
     @pytest.mark.parametrize(
         "which",
         [
-            JobFilter(task="rare", after=ENDED - 10 * WINDOW),
+            JobFilter(task="rare", after=ENDED - 10 * FIRST_WINDOW),
             replace(SUCCEEDED, queue="bulk", after=2 * ENDED),
             replace(PENDING, tag="vip", after=2 * ENDED),
         ],

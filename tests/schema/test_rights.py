@@ -30,7 +30,7 @@ from pgqueue import Cancel, Limit, PgQueue, Retry, Snooze, Worker
 from pgqueue.dashboard.pages import ROUTES
 from pgqueue.errors import OptionError
 from pgqueue.operations import Selection
-from pgqueue.operations.actions import ACTIONS
+from pgqueue.operations.actions import ON_JOBS
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.error_groups import ErrorGroups
@@ -276,7 +276,7 @@ def reads_and_checks(session: Session, place: Place) -> None:
     TaskMinutes(session).since(HOUR)
     ErrorGroups(session).newest(limit=1)
     FailedGroups(session).newest(JobFilter(tag="a"), limit=1, is_limited=True)
-    Selection(after=0).preview(session, ACTIONS["requeue"])
+    Selection(after=0).preview(session, ON_JOBS["requeue"])
     assert queue.check(session) == []
 
 

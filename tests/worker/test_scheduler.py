@@ -22,7 +22,7 @@ TICKS = (
 )
 CONNECTIONS = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-    " AND application_name LIKE '% schedule'"
+    " AND application_name LIKE '% timers'"
 )
 
 

@@ -13,8 +13,8 @@ from pgqueue.dashboard.rendering import number
 from pgqueue.dashboard.routing import Answer, Done, Page, Refused, Request, Route
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import LONGEST
-from pgqueue.operations import Outcome, Selection
-from pgqueue.operations.actions import BUTTONS, ON_JOBS, Action
+from pgqueue.operations import ActionRun, Selection
+from pgqueue.operations.actions import BUTTONS, ON_JOBS, JobAction
 from pgqueue.operations.selection import MOST_COUNTED
 
 LONGEST_WORK = 2.0
@@ -103,7 +103,7 @@ def _check_interrupted(request: Request, id: int, right: str) -> None:
             raise Refused(f"action {id} has jobs that you may not see any more", 403)
 
 
-def work(request: Request, outcome: Outcome, *, to: str | None = None) -> Answer:
+def work(request: Request, outcome: ActionRun, *, to: str | None = None) -> Answer:
     """Do a part of an action, in several transactions; ``to``: the page that follows."""
     until = time.monotonic() + LONGEST_WORK
     for _ in outcome:
@@ -119,7 +119,7 @@ def work(request: Request, outcome: Outcome, *, to: str | None = None) -> Answer
     return Done(in_words(outcome), to=to or request.url("log_entry", action_id=outcome.entry.id))
 
 
-def in_words(outcome: Outcome) -> str:
+def in_words(outcome: ActionRun) -> str:
     """How many jobs were changed, and why the first of the others was not."""
     jobs = "job" if outcome.changed == 1 else "jobs"
     words = f"{number(outcome.changed)} {jobs} {ON_JOBS[outcome.entry.action].done}"
@@ -147,7 +147,7 @@ def _filter(request: Request, line: str, action: str) -> Selection:
     return request.scope(jobs)
 
 
-def _command(action: Action, line: str, spread: int) -> str:
+def _command(action: JobAction, line: str, spread: int) -> str:
     over = f" --spread {spread}m" if action.may_spread else ""
     return f"pgqueue {action.command} --where '{line}'{over}" if "'" not in line else ""
 

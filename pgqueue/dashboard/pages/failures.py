@@ -107,7 +107,7 @@ def try_failure(request: Request, fingerprint: int) -> Done:
 
 
 def mute_failure(request: Request, fingerprint: int) -> Done:
-    """Do not name a group among what needs someone, for some hours; 0: name it again."""
+    """Leave a group out of the lists of problems for some hours; 0 ends it."""
     request.check_sees_all("an error is muted for all jobs")
     task = request.posted("task")
     hours = request.posted_whole("hours", 24, 0, LONGEST_MUTE) or 0

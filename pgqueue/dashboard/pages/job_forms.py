@@ -19,7 +19,7 @@ from pgqueue.errors import (
 )
 from pgqueue.models import DEAD, WAITING
 from pgqueue.operations import Selection
-from pgqueue.operations.engine import KEY_TAKEN, REFUSED, Result
+from pgqueue.operations.results import Effect, Result
 from pgqueue.redaction import redacted
 from pgqueue.tasks import Task, editing
 from pgqueue.tasks.showing import masked, secrets_of
@@ -87,7 +87,7 @@ def change_job(request: Request, job_id: int) -> Answer:
 
 def _refusal(left: Result) -> Exception:
     """Why a form has changed nothing; an ArgumentsError if it can be corrected."""
-    if left.change in (REFUSED, KEY_TAKEN):
+    if left.change in (Effect.REFUSED, Effect.KEY_TAKEN):
         return ArgumentsError(str(left.reason))
     return Refused(f"nothing was changed: job {left}", 409)
 

@@ -26,7 +26,7 @@ from pgqueue.views.jobs import (
     PageStart,
     page_start,
     state_in_words,
-    words_of,
+    text_of_start,
 )
 from pgqueue.views.queues import LastCount
 
@@ -133,7 +133,7 @@ def _page(request: Request, chosen: Selection, line: str, *, error: str = "") ->
         counted=None if counts is None else counts.counted,
         found=found,
         start=start,
-        next_start=None if next_start is None else words_of(next_start),
+        next_start=None if next_start is None else text_of_start(next_start),
         conditions=CONDITIONS,
         unknown_task="" if which.task in (None, *request.queue.tasks) else which.task,
         actions=[

@@ -13,7 +13,7 @@ from pgqueue.models import JobStatus
 from pgqueue.operations import Selection
 from pgqueue.operations.acting import why_not_resumable
 from pgqueue.operations.actions import ACTIONS, BUTTONS, ON_JOBS
-from pgqueue.operations.engine import Result
+from pgqueue.operations.results import Result
 from pgqueue.views.log import LogEntry, error_of, target_in_words
 
 LONGEST_SPREAD = 1e9
