@@ -12,9 +12,9 @@ from pgqueue.checks import shown
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import joined, sync_session, translated_errors
-from pgqueue.database.collecting import collected
+from pgqueue.database.collecting import Collecting, collected
 from pgqueue.errors import ArgumentsError, OptionError, PgQueueError
-from pgqueue.meta import checked_meta, meta_text
+from pgqueue.meta import OF_BATCH, RUNS_WHEN, checked_meta, meta_text
 from pgqueue.models import JobStatus
 from pgqueue.repository.batches import Batches, Callback
 from pgqueue.tasks import Task
@@ -28,6 +28,16 @@ OUTCOMES = {
 """The outcome of a batch with which each of its callbacks runs."""
 
 
+def check_name(kind: str, name: Any) -> None:
+    """Raise OptionError if a batch cannot have this name."""
+    if name is not None and not (
+        isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
+    ):
+        raise OptionError(
+            f"{kind}: name is {shown(name)}; give at most {LONGEST_NAME} printable characters"
+        )
+
+
 class OpenBatch(ABC):
     """A batch while jobs are added to it: a ``with`` block, or ``async with`` for an AsyncSession.
 
@@ -35,6 +45,10 @@ class OpenBatch(ABC):
     held the unique key of an enqueue.  All is written in the transaction of the Session, which
     must not end inside of the block; nothing is committed.
     """
+
+    KIND = "batch"
+    OF_KIND = OF_BATCH
+    """The key, in the meta of each of its jobs, of its id."""
 
     def __init__(self, session: Any, where: str) -> None:
         self._given = session
@@ -86,26 +100,31 @@ class OpenBatch(ABC):
     def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
         """Write what is left, after the jobs."""
 
+    def _collecting(self, session: Session) -> Collecting:
+        """What the jobs of the block are given."""
+        return Collecting({self.OF_KIND: self.id})
+
     @contextmanager
     def _opened(self, session: Session) -> Iterator[None]:
         connection = joined(session, self._where)
-        refuse_autocommit(connection, self._where, instead="a batch needs a transaction")
+        refuse_autocommit(connection, self._where, instead=f"a {self.KIND} needs a transaction")
         with translated_errors():
             self._id = self._begin(Batches(connection))
         transaction = session.get_transaction()
-        with collected(session, self.id) as job_ids:
+        collecting = self._collecting(session)
+        with collected(session, collecting):
             yield
             if session.get_transaction() is not transaction:
                 raise PgQueueError(
                     f"{self._where}: the transaction has ended inside of the `with` block; jobs "
-                    f"that it has committed run, but are not in batch {self._id}, which does not "
-                    "wait for them; commit after the block"
+                    f"that it has committed run, but are not in {self.KIND} {self._id}, which does "
+                    "not wait for them; commit after the block"
                 )
             session.flush()  # jobs that were given to session.add()
         with translated_errors():
             rows = Batches(joined(session, self._where))
-            rows.add_jobs(self.id, job_ids)
-            self._end(rows, job_ids)
+            rows.add_jobs(self.id, collecting.job_ids)
+            self._end(rows, collecting.job_ids)
 
 
 class NewBatch(OpenBatch):
@@ -118,53 +137,52 @@ class NewBatch(OpenBatch):
         name: str | None,
         *,
         meta: Mapping[str, Any] | None,
-        on_success: Task[..., Any] | None,
-        on_failure: Task[..., Any] | None,
-        on_cancelled: Task[..., Any] | None,
+        callbacks: Mapping[str, Task[..., Any]],
         application: str,
     ) -> None:
-        super().__init__(session, f"batch {name}" if name else "batch")
-        if name is not None and not (
-            isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
-        ):
-            raise OptionError(
-                f"batch: name is {shown(name)}; give at most {LONGEST_NAME} printable characters"
-            )
+        super().__init__(session, f"{self.KIND} {name}" if name else self.KIND)
+        check_name(self.KIND, name)
         self._name = name
         self._application = application
         where = f"{self._where}: "
         self._meta = meta_text(where, checked_meta(where, meta)) if meta else None
-        tasks = {"on_success": on_success, "on_failure": on_failure, "on_cancelled": on_cancelled}
-        self._tasks = {name: task for name, task in tasks.items() if task is not None}
-        self._callbacks: dict[str, Callback] = {}
+        self._tasks = callbacks
+        self._callbacks: list[Callback] = []
 
     def _begin(self, rows: Batches) -> int:
-        batch_id = rows.add(self._name, self._meta, self._application)
+        batch_id = rows.add(
+            self._name, self._meta, self._application, is_workflow=self.OF_KIND != OF_BATCH
+        )
         for parameter, task in self._tasks.items():
+            when = [OUTCOMES[parameter]]
+            if parameter == "on_failure" and "on_cancelled" not in self._tasks:
+                when.append(OUTCOMES["on_cancelled"])
             try:
-                self._callbacks[parameter] = task.callback(batch_id)
+                self._callbacks.append(
+                    task.callback(batch_id, self._meta_of_callback(batch_id, when))
+                )
             except ArgumentsError as error:
                 raise ArgumentsError(
-                    f"{self._where}: {parameter} gets the id of the batch, an int, as its one "
-                    f"argument: {error}"
+                    f"{self._where}: {parameter} gets the id of the {self.KIND}, an int, as its "
+                    f"one argument: {error}"
                 ) from error
         return batch_id
 
     def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
         if job_ids:
             rows.watch(self.id, max(job_ids))
-        for parameter, callback in self._callbacks.items():
-            when = [OUTCOMES[parameter]]
-            if parameter == "on_failure" and "on_cancelled" not in self._callbacks:
-                when.append(OUTCOMES["on_cancelled"])
-            rows.add_callback(self.id, callback, when=when)
+        for callback in self._callbacks:
+            rows.add_callback(callback)
+
+    def _meta_of_callback(self, batch_id: int, when: Sequence[str]) -> dict[str, Any]:
+        return {RUNS_WHEN: when}
 
 
 class ExtendedBatch(OpenBatch):
     """Adds to a batch that exists, and keeps it from ending until the transaction does."""
 
     def __init__(self, session: Any, batch_id: int) -> None:
-        super().__init__(session, f"batch {batch_id}")
+        super().__init__(session, f"{self.KIND} {batch_id}")
         self._batch_id = batch_id
 
     def _begin(self, rows: Batches) -> int:

@@ -64,6 +64,8 @@ class JobContext:
     stopping: Callable[[], bool] = field(default=_never, repr=False)
     reporting: Callable[[Progress], None] = field(default=_ignore, repr=False)
     finishing: Finishing | None = field(default=None, repr=False)
+    workflow_id: int | None = None
+    """The workflow to which the job belongs."""
 
     def is_cancelled(self) -> bool:
         """Return whether the handler should stop.

@@ -32,7 +32,6 @@ from pgqueue.checks import (
     check_version,
     check_whole,
     checked_id,
-    shown,
 )
 from pgqueue.claims import OpenClaim
 from pgqueue.context import Around, JobContext, nothing_around
@@ -74,6 +73,7 @@ from pgqueue.tasks.address import address_of, default_name
 from pgqueue.tasks.decorator import TaskDecorator
 from pgqueue.tasks.task import MetaSource
 from pgqueue.views import Views
+from pgqueue.workflows import ExtendedWorkflow, NewWorkflow, OpenWorkflow
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -616,22 +616,11 @@ class PgQueue(Operations):
         Joins the caller's transaction and commits nothing.  Raises OptionError, ArgumentsError or
         PayloadError for a task that cannot be called so.
         """
-        where = f"batch {shown(name)}" if name else "batch"
-        callbacks = {
-            "on_success": on_success,
-            "on_failure": on_failure,
-            "on_cancelled": on_cancelled,
-        }
-        for parameter, task in callbacks.items():
-            if task is not None and (not isinstance(task, Task) or task.owner is not self):
-                raise TaskDefinitionError(
-                    f"{where}: {parameter} is {task!r}; give a task of this queue"
-                )
         return NewBatch(
             session,
             name,
             meta=meta,
-            **callbacks,
+            callbacks=self._callbacks(on_success, on_failure, on_cancelled),
             application=self.application,
         )
 
@@ -647,6 +636,89 @@ class PgQueue(Operations):
         """
         return ExtendedBatch(session, checked_id(batch_id, "batch"))
 
+    def workflow(
+        self,
+        session: "Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any]",
+        name: str | None = None,
+        *,
+        on_success: Task[..., Any] | None = None,
+        on_failure: Task[..., Any] | None = None,
+        on_cancelled: Task[..., Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> OpenWorkflow:
+        """Return a ``with`` block whose jobs are one workflow; ``async with`` for an AsyncSession.
+
+        A workflow is a batch whose jobs wait for each other: all that :meth:`batch` says applies,
+        and :meth:`get_batch` returns it.  A job that waits for one that has failed is skipped.  A
+        requeue of the failed job brings the skipped ones back and opens the workflow again, whose
+        callbacks then wait for its new end.
+
+        Args:
+            session: The Session, in whose transaction all is written.  Nothing is committed.
+            name: What lists and pages show of it; at most 200 characters.
+            on_success: The task to call, with the id of the workflow, if all jobs have succeeded.
+            on_failure: The same if a job has failed; without ``on_cancelled`` also if one was
+                cancelled.
+            on_cancelled: The same if none has failed and one was cancelled.
+            meta: A dict of JSON data.
+
+        Returns:
+            The workflow, to which jobs can be added in the block.
+
+        Raises:
+            OptionError, ArgumentsError, PayloadError: A value is wrong.
+            TaskDefinitionError: A callback is no task of this queue.
+
+        Example:
+            >>> with queue.workflow(session, "import 12", on_failure=tell) as flow:
+            ...     rows = flow.add(extract.job(12))
+            ...     parts = flow.add_many(transform, [(n,) for n in range(100)], after=rows)
+            ...     flow.add(load.job(12), after=parts)
+            >>> session.commit()
+        """
+        return NewWorkflow(
+            session,
+            name,
+            meta=meta,
+            callbacks=self._callbacks(on_success, on_failure, on_cancelled),
+            application=self.application,
+        )
+
+    def extend_workflow(
+        self,
+        session: "Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any]",
+        workflow_id: int,
+        *,
+        before_successors_of: int | None = None,
+    ) -> OpenWorkflow:
+        """Return a ``with`` block whose jobs are added to a workflow, as from a job of it.
+
+        The workflow does not end before the transaction of ``session`` ends.
+
+        Args:
+            session: The Session, in whose transaction all is written.  Nothing is committed.
+            workflow_id: The workflow, in a handler ``ctx.workflow_id``.
+            before_successors_of: A running job, in a handler ``ctx.job_id``: what waits for it
+                waits for the new jobs too.  These jobs cannot wait for others.
+
+        Returns:
+            The workflow.
+
+        Raises:
+            BatchEnded: By the entry of the block, if the workflow has ended.
+            BatchNotFound: By the entry of the block.
+
+        Example:
+            >>> @queue.task
+            ... def extract(session: Session, ctx: JobContext, file: int) -> None:
+            ...     with queue.extend_workflow(
+            ...         session, ctx.workflow_id, before_successors_of=ctx.job_id
+            ...     ) as flow:
+            ...         flow.add_many(transform, rows_of(file))
+        """
+        before = None if before_successors_of is None else checked_id(before_successors_of, "job")
+        return ExtendedWorkflow(session, checked_id(workflow_id, "workflow"), before=before)
+
     def __repr__(self) -> str:
         """Name the database without its password."""
         if self._sessions is None:
@@ -655,6 +727,15 @@ class PgQueue(Operations):
         # A Connection has an engine too; a sessionmaker with only ``binds`` has no ``bind``.
         engine = None if bound is None else bound.engine
         return f"<PgQueue {redacted(str(engine.url)) if engine else 'without an engine'}>"
+
+    def _callbacks(self, *tasks: Task[..., Any] | None) -> dict[str, Task[..., Any]]:
+        """The tasks that are called at the end of a batch, by the names of the parameters."""
+        given = zip(("on_success", "on_failure", "on_cancelled"), tasks, strict=True)
+        callbacks = {parameter: task for parameter, task in given if task is not None}
+        for parameter, task in callbacks.items():
+            if not isinstance(task, Task) or task.owner is not self:
+                raise TaskDefinitionError(f"{parameter} is {task!r}; give a task of this queue")
+        return callbacks
 
     def _register(self, function: Callable[..., Any], options: dict[str, Any]) -> Task[..., Any]:
         _refuse_what_cannot_run(function)

@@ -19,6 +19,10 @@ RESERVED = "pgqueue."
 
 OF_BATCH = f"{RESERVED}batch"
 """The key of a job's batch: a claim returns the meta, so its worker knows the batch."""
+OF_WORKFLOW = f"{RESERVED}workflow"
+"""The key of a job's workflow."""
+RUNS_WHEN = f"{RESERVED}when"
+"""The key of the outcomes with which a job runs, of what it waits for.  Without it: succeeded."""
 
 
 def checked_meta(where: str, meta: Any) -> dict[str, Any]:
@@ -50,13 +54,14 @@ def meta_text(where: str, meta: Mapping[str, Any]) -> str | None:
     return text
 
 
-def meta_in_batch(text: str | None, batch_id: int) -> str:
-    """Return the stored meta of a job that is enqueued in the block of a batch."""
-    return write({**json.loads(text or "{}"), OF_BATCH: batch_id})
+def meta_with(text: str | None, more: Mapping[str, Any]) -> str:
+    """Return the stored meta of a job with what pgqueue notes there."""
+    return write({**json.loads(text or "{}"), **more})
 
 
 def batches_in(texts: Iterable[str]) -> set[int]:
-    """Return the batches that stored metas name.  A row written by hand may name anything.
+    """Return the batches and workflows that stored metas name.  A row written by hand may name
+    anything.
 
     A batch to which an enqueue has added the job that held its unique key is not named there.
     """
@@ -64,10 +69,16 @@ def batches_in(texts: Iterable[str]) -> set[int]:
     for text in texts:
         with suppress(ValueError, RecursionError):
             meta = json.loads(text)
-            batch_id = meta.get(OF_BATCH) if isinstance(meta, dict) else None
-            if isinstance(batch_id, int) and 0 < batch_id < 2**63:
-                found.add(batch_id)
+            named = (meta.get(OF_BATCH), meta.get(OF_WORKFLOW)) if isinstance(meta, dict) else ()
+            found.update(id for id in named if isinstance(id, int) and 0 < id < 2**63)
     return found
+
+
+def workflow_in(text: str | None) -> int | None:
+    """Return the workflow that a stored meta names."""
+    if text is None or OF_WORKFLOW not in text:
+        return None
+    return next(iter(batches_in([text])), None)
 
 
 def read_meta(text: str | None) -> dict[str, Any]:

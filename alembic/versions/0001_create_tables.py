@@ -31,8 +31,9 @@ EMPTIED_OFTEN = "autovacuum_vacuum_scale_factor = 0.05"
 TABLES = (
     *("jobs", "message_queue", "leases", "job_attempts", "dead_letters", "workers", "queues"),
     *("unreadable_jobs", "schedules", "waiting_messages", "limit_places", "limits"),
-    *("limit_buckets", "batches", "batch_jobs", "blocked", "paused_tasks", "task_minutes"),
-    *("error_groups", "deploys", "operator_actions", "queue_minutes", "schema_version"),
+    *("limit_buckets", "batches", "batch_jobs", "blocked", "dependencies", "paused_tasks"),
+    *("task_minutes", "error_groups", "deploys", "operator_actions", "queue_minutes"),
+    "schema_version",
 )
 VIEWS = ("job_overview", "invariant_violations_in_flight", "invariant_violations")
 
@@ -414,6 +415,8 @@ def create_batches() -> None:
         text("application", default=sa.text("''")),
         column("counted", JSONB, null=True),
         time("count_at"),
+        flag("is_workflow"),
+        number("workflow_id", sa.BigInteger, null=True),
         key("batches", "id"),
         check("batches_outcome", "outcome IN ('succeeded', 'failed', 'cancelled')"),
         check("batches_ended_at", "(outcome IS NULL) = (ended_at IS NULL)"),
@@ -431,11 +434,17 @@ def create_batches() -> None:
         "blocked",
         number("node_id", sa.BigInteger),
         number("waits_for", sa.BigInteger),
-        column("runs_when", ARRAY(sa.Text), null=True),
         key("blocked", "node_id"),
         storage=EMPTIED_OFTEN,
     )
     create_index("blocked_waits_for", "blocked", ["waits_for"])
+    create_table(
+        "dependencies",
+        number("node_id", sa.BigInteger),
+        number("after_id", sa.BigInteger),
+        key("dependencies", "node_id", "after_id"),
+    )
+    create_index("dependencies_after_id", "dependencies", ["after_id"])
 
 
 def create_statistics() -> None:

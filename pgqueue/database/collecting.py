@@ -1,8 +1,9 @@
-"""Notes the jobs that are enqueued through a Session while a batch is open on it."""
+"""Notes the jobs that are enqueued through a Session, for the batches that are being filled."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -12,36 +13,35 @@ COLLECTING = "pgqueue.collecting"
 
 @dataclass(frozen=True, slots=True)
 class Collecting:
-    """The jobs of a batch."""
+    """What the block of a batch gives the jobs that it enqueues, and their ids."""
 
-    batch_id: int
+    meta: Mapping[str, Any]
+    """What their meta notes."""
+    after: tuple[int, ...] = ()
+    """The nodes that end before these jobs start."""
     job_ids: list[int] = field(default_factory=list)
 
 
 @contextmanager
-def collected(session: Session, batch_id: int) -> Iterator[list[int]]:
-    """A list to which all jobs are added that the block enqueues through this session.
+def collected(session: Session, collecting: Collecting) -> Iterator[None]:
+    """Collect all jobs that the block enqueues through this session.
 
     A block inside of another collects for itself.
     """
-    collecting = Collecting(batch_id)
     before = session.info.get(COLLECTING)
     session.info[COLLECTING] = collecting
     try:
-        yield collecting.job_ids
+        yield
     finally:
         session.info[COLLECTING] = before
 
 
-def batch_of(session: Session | None) -> int | None:
-    """The batch to which the jobs belong that are enqueued through this session now."""
-    if session is None or (collecting := session.info.get(COLLECTING)) is None:
-        return None
-    batch_id: int = collecting.batch_id
-    return batch_id
+def collecting_of(session: Session | None) -> Collecting | None:
+    """What collects the jobs that are enqueued through this session now."""
+    return None if session is None else session.info.get(COLLECTING)
 
 
 def note_for_batch(session: Session | None, job_ids: Iterable[int]) -> None:
     """Note jobs that were enqueued through a session, or that hold the unique key of one."""
-    if session is not None and (collecting := session.info.get(COLLECTING)) is not None:
+    if (collecting := collecting_of(session)) is not None:
         collecting.job_ids.extend(job_ids)

@@ -12,9 +12,8 @@ from sqlalchemy.orm.util import identity_key
 
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import may_notify
-from pgqueue.database.collecting import batch_of, note_for_batch
+from pgqueue.database.collecting import collecting_of, note_for_batch
 from pgqueue.database.two_phase import commit_in_two_phases
-from pgqueue.meta import OF_BATCH
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository.enqueue import Enqueues, Placed
 from pgqueue.repository.jobs import Jobs, raising_duplicate
@@ -26,13 +25,14 @@ WITHOUT_NOTIFY = "pgqueue.without_notify"
 """Set in the ``info`` of a Job's state, which is copied by pickle and by nothing else."""
 
 
-def loaded_job(id: int, run_at: datetime, created_at: datetime, **values: Any) -> Job:
+def loaded_job(
+    id: int, run_at: datetime, created_at: datetime, *, is_blocked: bool, **values: Any
+) -> Job:
     """Return a Job that one of our statements has inserted, as a SELECT would load it."""
     job = dispatch_at_flush(Job())  # a copy of the job may be added
-    is_limited = values["limit_keys"] is not None
     derived = {
         "held_unique_key": values["unique_key"],
-        "status": JobStatus.BLOCKED if is_limited else JobStatus.PENDING,
+        "status": JobStatus.BLOCKED if is_blocked else JobStatus.PENDING,
     }
     job.is_new = True
     vars(job).update({**_AS_NEW, **values, **derived}, id=id, run_at=run_at, created_at=created_at)
@@ -146,8 +146,8 @@ def _prepare_insert(_mapper: Any, connection: Connection, job: Job) -> None:
         refuse_autocommit(connection, f"task {job.task}: session.add(task.job(...))")
         commit_in_two_phases(connection)
         job.held_unique_key = None  # set together with the message, also for a copy
-        if (batch_id := batch_of(object_session(job))) is not None:
-            job.meta = {**(job.meta or {}), OF_BATCH: batch_id}
+        if (collecting := collecting_of(object_session(job))) is not None:
+            job.meta = {**(job.meta or {}), **collecting.meta}
 
 
 @event.listens_for(Job, "after_insert", propagate=True)
@@ -157,10 +157,16 @@ def _dispatch(_mapper: Any, connection: Connection, job: Job) -> None:
     is_quiet = WITHOUT_NOTIFY in inspect(job, raiseerr=True).info
     notify = not is_quiet and may_notify(connection)
     unique_key = job.unique_key
+    collecting = collecting_of(object_session(job))
+    after = () if collecting is None else collecting.after
 
     def dispatch() -> tuple[datetime, datetime]:
         return Enqueues(connection).dispatch(
-            job.id, unique=unique_key is not None, notify=notify, limited=job.limit_keys is not None
+            job.id,
+            unique=unique_key is not None,
+            notify=notify and not after,
+            limited=job.limit_keys is not None,
+            after=after,
         )
 
     run_at, created_at = raising_duplicate(dispatch, job, unique_key)

@@ -15,7 +15,7 @@ from sqlalchemy.util import await_only
 from pgqueue.context import Finishing, JobContext, Progress
 from pgqueue.database.keepalive import has_ended
 from pgqueue.database.opening import backend_pid, driver_connection
-from pgqueue.meta import read_meta
+from pgqueue.meta import read_meta, workflow_in
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository.claim import Claimed
 from pgqueue.tasks import Task
@@ -56,6 +56,7 @@ def context_of(
         stopping=stopping,
         reporting=reporting,
         finishing=finishing,
+        workflow_id=workflow_in(claimed.meta),
     )
 
 

@@ -7,7 +7,7 @@ declared only here; the statements on them are in :mod:`pgqueue.repository`.
 
 from pgqueue.models.base import SCHEMA, Base
 from pgqueue.models.batch import Batch, BatchJob
-from pgqueue.models.blocked import Blocked
+from pgqueue.models.blocked import Blocked, Dependency
 from pgqueue.models.dead_letter import DeadLetter
 from pgqueue.models.deploy import Deploy
 from pgqueue.models.error_group import ErrorGroup
@@ -51,6 +51,7 @@ __all__ = [
     "Batch",
     "BatchJob",
     "Blocked",
+    "Dependency",
     "TaskMinute",
     "ErrorGroup",
     "QueueMinute",

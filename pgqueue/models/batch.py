@@ -1,4 +1,4 @@
-"""Batches: sets of jobs whose end starts one more job."""
+"""Batches: sets of jobs whose end starts one more job.  A workflow is one, and so is a group."""
 
 from datetime import datetime
 from typing import Any
@@ -43,6 +43,10 @@ class Batch(Base):
     """When a worker is to count it again; NULL before the first time."""
     application: Mapped[str] = mapped_column(server_default=text("''"))
     """The application whose workers delete the batch; empty for one without a name."""
+    is_workflow: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether its jobs may wait for each other, and a requeue of one opens it again."""
+    workflow_id: Mapped[int | None] = mapped_column(BigInteger)
+    """Of a group of jobs, the workflow to which they belong."""
 
     __table_args__ = (
         CheckConstraint(times_in_range("created_at", "ended_at", "count_at"), name="batches_times"),

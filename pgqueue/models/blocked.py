@@ -1,14 +1,13 @@
 """What waits for the end of other jobs."""
 
-from sqlalchemy import BigInteger, Index, Text
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import BigInteger, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from pgqueue.models.base import Base
 
 
 class Blocked(Base):
-    """A batch that has not ended, or a callback that waits for its batch.
+    """A batch that has not ended, or a job that waits for other jobs or for a batch.
 
     Both are nodes: a job is named by its id, a batch by its id with a minus sign.  Each node
     watches one unfinished node, and nothing counts the others.  A worker deletes the row when
@@ -21,5 +20,13 @@ class Blocked(Base):
     node_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     waits_for: Mapped[int] = mapped_column(BigInteger)
     """The node that it watches.  It was unfinished when a worker last looked."""
-    runs_when: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
-    """Of a callback, the outcomes of its batch with which it runs; otherwise it is deleted."""
+
+
+class Dependency(Base):
+    """A job, and a node that ends before the job starts.  A row stays as long as the job."""
+
+    __tablename__ = "dependencies"
+    __table_args__ = (Index("dependencies_after_id", "after_id"),)
+
+    node_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    after_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)

@@ -21,11 +21,11 @@ from pgqueue.errors import BatchEnded, BatchNotFound
 from pgqueue.models import JobStatus
 from pgqueue.repository.blocked import (
     NOTHING,
-    BlockedNodes,
     is_over,
     is_unfinished,
+    runs_when,
 )
-from pgqueue.repository.enqueue import NewJob
+from pgqueue.repository.enqueue import Enqueues, NewJob
 from pgqueue.repository.reading import moment
 from pgqueue.repository.references import Reference, is_free
 from pgqueue.repository.tables import (
@@ -40,6 +40,7 @@ from pgqueue.repository.tables import (
     blocked,
     clock,
     count_rows,
+    dependencies,
     jobs,
     json_parameter,
     pg,
@@ -62,14 +63,18 @@ A_DAY = sa.literal_column("86400::double precision", sa.Float)
 
 
 @cache
-def add_batch(*, named: bool) -> sa.Executable:
+def add_batch(*, named: bool, workflow: bool) -> sa.Executable:
     """Insert a batch that watches no job yet; returns its id.
 
-    ``named``: of an application with a name.  Without one, an older grant of rights is enough.
+    ``named``: of an application with a name.  ``workflow``: it is a workflow, or a group of one.
+    Without these, an older grant of rights is enough.
     """
     row = {"name": sa.bindparam("name", type_=sa.Text), "meta": json_parameter("meta")}
     if named:
         row["application"] = text_parameter("of_application")
+    if workflow:
+        group_of = sa.cast(sa.bindparam("group_of", type_=sa.BigInteger), sa.BigInteger)
+        row |= {"workflow_id": group_of, "is_workflow": group_of.is_(None)}
     batch = sa.insert(batches).values(row).returning(batches.c.id).cte("batch")
     watch = sa.select(-batch.c.id, sa.literal_column(str(NOTHING), sa.BigInteger))
     node = sa.insert(blocked).from_select(["node_id", "waits_for"], watch)
@@ -80,11 +85,9 @@ def add_batch(*, named: bool) -> sa.Executable:
 def keep_open() -> sa.Executable:
     """Lock an open batch, so that it cannot end before this transaction does; no row if it has.
 
-    FOR KEY SHARE: any number of transactions may add jobs at once, and only the FOR UPDATE of a
-    look conflicts with it.
+    FOR SHARE: any number of transactions may add jobs at once, and only a look conflicts with it.
     """
-    node = sa.select(blocked.c.node_id).where(NODE)
-    return node.with_for_update(read=True, key_share=True)
+    return sa.select(blocked.c.node_id).where(NODE).with_for_update(read=True)
 
 
 @cache
@@ -131,7 +134,7 @@ def lock_batch() -> sa.Executable:
     return (
         sa.select(blocked.c.node_id)
         .where(NODE, is_over(blocked.c.waits_for), sees_all(jobs, batch_jobs, batches))
-        .with_for_update(skip_locked=True)
+        .with_for_update(key_share=True, skip_locked=True)
     )
 
 
@@ -183,18 +186,15 @@ def end_batch() -> sa.Executable:
     values = {name: sa.bindparam(name, type_=batches.c[name].type) for name in names}
     node = sa.delete(blocked).where(NODE).cte("node")
     batch = sa.update(batches).where(batches.c.id == BATCH, IS_OPEN)
-    return batch.values(**values, ended_at=clock()).add_cte(node)
-
-
-@cache
-def outcome_of() -> sa.Executable:
-    return sa.select(batches.c.outcome, batches.c.ended_at.is_(None)).where(batches.c.id == BATCH)
-
-
-@cache
-def set_callback() -> sa.Executable:
-    job_id = sa.bindparam("job_id", type_=sa.BigInteger)
-    return sa.update(batches).where(batches.c.id == BATCH).values(callback_id=job_id)
+    callback = (
+        sa.select(pg.min(jobs.c.id))
+        .join_from(dependencies, jobs, jobs.c.id == dependencies.c.node_id)
+        .where(dependencies.c.after_id == -sa.cast(BATCH, sa.BigInteger), jobs.c.outcome.is_(None))
+        .where(batches.c.workflow_id.is_(None), runs_when(text_parameter("outcome_is")))
+        .correlate(batches)
+    )
+    batch = batch.values(**values, ended_at=clock(), callback_id=callback.scalar_subquery())
+    return batch.add_cte(node)
 
 
 @cache
@@ -258,6 +258,8 @@ def batch_states(*, one: bool, exact: bool) -> sa.Executable:
     )
     if one:
         return found.where(columns.id == BATCH)
+    # A group is a part of its workflow.
+    found = found.where(columns.workflow_id.is_(None))
     return found.limit(sa.bindparam("limit", type_=sa.BigInteger))
 
 
@@ -308,7 +310,12 @@ def is_in_open_batch() -> sa.ColumnElement[bool]:
 def _is_due() -> tuple[sa.ColumnElement[bool], ...]:
     keep = sa.select(json_parameter("keep_of_others")).scalar_subquery()
     span = sa.cast(keep.op("->>")(batches.c.outcome), sa.Float)
+    whole = sa.alias(batches, "whole")
+    is_in_open_workflow = sa.exists().where(
+        whole.c.id == batches.c.workflow_id, whole.c.ended_at.is_(None)
+    )
     return (
+        ~is_in_open_workflow,
         batches.c.ended_at <= pg.statement_timestamp() - seconds(sa.func.greatest(span, A_DAY)),
         span >= sa.literal_column("0::double precision", sa.Float),
         ~is_unfinished(batches.c.callback_id),
@@ -385,8 +392,6 @@ class Look(NamedTuple):
     watches: int | None = None
     """The job that the batch watches now."""
     has_ended: bool = False
-    has_released: bool = False
-    """Whether a callback can start."""
 
 
 class Counts(NamedTuple):
@@ -405,22 +410,33 @@ class Batches:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def add(self, name: str | None, meta: str | None, application: str) -> int:
-        """Insert a batch; returns its id."""
-        row = {"name": name, "meta": meta}
+    def add(
+        self,
+        name: str | None,
+        meta: str | None,
+        application: str,
+        *,
+        is_workflow: bool = False,
+        group_of: int | None = None,
+    ) -> int:
+        """Insert a batch, a workflow, or a group of a workflow; returns its id."""
+        row: dict[str, Any] = {"name": name, "meta": meta}
         if application:
             row["of_application"] = application
-        statement = add_batch(named=bool(application))
+        is_part = is_workflow or group_of is not None
+        if is_part:
+            row["group_of"] = group_of
+        statement = add_batch(named=bool(application), workflow=is_part)
         return int(self._executor.execute(statement, row).scalar_one())
 
     def watch(self, batch_id: int, job_id: int) -> None:
         """Let a batch watch one of its jobs.  If the job has ended, the sweep finds another."""
         self._run(watch_job(), batch_id, job_id=job_id)
 
-    def add_callback(self, batch_id: int, callback: Callback, *, when: Sequence[str]) -> None:
-        """Enqueue a job that starts after a batch, if the batch ends with one of these outcomes."""
-        nodes = BlockedNodes(self._executor)
-        nodes.add_job(*callback, waits_for=-batch_id, when=when)
+    def add_callback(self, callback: Callback) -> None:
+        """Enqueue a job that starts after its batch."""
+        new, args, limit_keys = callback
+        Enqueues(self._executor).enqueue(new, args, unique_key=None, limit_keys=limit_keys)
 
     def keep_open(self, batch_id: int) -> None:
         """Keep a batch from ending before this transaction does.
@@ -484,16 +500,15 @@ class Batches:
         """All batches that may have ended."""
         return [OverdueBatch(*row) for row in self._executor.execute(overdue())]
 
-    def look(self, batch_id: int, *, notify: bool) -> Look:
-        """Look at a batch whose watch may be over: let it watch another job, or end it and release
-        its callback.
+    def look(self, batch_id: int) -> Look:
+        """Look at a batch whose watch may be over: let it watch another job, or end it.
 
         Needs a transaction in READ COMMITTED: each statement after the lock must see what the last
         addition has committed.  The caller looks again, after the commit, at the job that the batch
         watches now.
         """
         if self._run(lock_batch(), batch_id).first() is None:
-            return self._release(batch_id, notify=notify)
+            return Look()
         watched: int | None = self._run(newest_unfinished(), batch_id).scalar()
         if watched is None:
             counts = Counts(*self._run(count_jobs(), batch_id).one())
@@ -502,7 +517,7 @@ class Batches:
             self.watch(batch_id, watched)
             return Look(watches=watched)
         self._end(batch_id, counts)
-        return self._release(batch_id, notify=notify)._replace(has_ended=True)
+        return Look(has_ended=True)
 
     def state(self, batch_id: int) -> BatchState:
         """Return a batch with its progress; raises BatchNotFound."""
@@ -543,22 +558,8 @@ class Batches:
         else:
             outcome = JobStatus.SUCCEEDED
         numbers = {"total": counts.total, "failed": counts.failed, "cancelled": counts.cancelled}
-        self._run(end_batch(), batch_id, outcome=outcome.value, **numbers)
-
-    def _release(self, batch_id: int, *, notify: bool) -> Look:
-        """Release the callback of a batch that has ended.
-
-        Also later, if another transaction had locked the callback.  A batch that is gone counts as
-        succeeded, as a job that is gone does.
-        """
-        outcome, is_open = self._run(outcome_of(), batch_id).first() or (JobStatus.SUCCEEDED, False)
-        if is_open:
-            return Look()
-        nodes = BlockedNodes(self._executor)
-        callback_id = nodes.release(-batch_id, outcome, notify=notify)
-        if callback_id is not None:
-            self._run(set_callback(), batch_id, job_id=callback_id)
-        return Look(has_released=callback_id is not None)
+        name = outcome.value
+        self._run(end_batch(), batch_id, outcome=name, outcome_is=name, **numbers)
 
     def _run(self, statement: Any, batch_id: int, **parameters: Any) -> Any:
         return self._executor.execute(statement, {"batch_id": batch_id, **parameters})

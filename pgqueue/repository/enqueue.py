@@ -17,18 +17,17 @@ from pgqueue.errors import DuplicateJob
 from pgqueue.models import SCHEMA
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import (
-    DISPATCHED,
-    UNDER_LIMITS,
     Start,
+    columns_for,
+    dispatch_of,
     labels,
-    message_of,
     start_time,
-    waiting_message_of,
 )
 from pgqueue.repository.nodes import CITUS_SCHEMA, KEY_TYPES
 from pgqueue.repository.reading import Moment, moment
 from pgqueue.repository.tables import (
     Executor,
+    array_of,
     document,
     is_key_across_queues,
     jobs,
@@ -54,11 +53,13 @@ def enqueue_job(
     labelled: bool = False,
     limited: bool = False,
     across: bool = False,
+    after: bool = False,
 ) -> sa.Executable:
     """Insert one job and its message; returns the values that the database chose.
 
     ``labelled`` writes meta and tags too.  ``limited``: the message waits to be admitted.
-    ``across``: the unique key is one of all queues.
+    ``across``: the unique key is one of all queues.  ``after``: the job waits for other jobs, and
+    has no message so far.
 
     Returns no row if another job holds the unique key.  DO NOTHING, because DO UPDATE of
     the holder costs twelve times as much under contention.
@@ -79,14 +80,16 @@ def enqueue_job(
     skip = IfKeyTaken.SKIP_ACROSS if across else IfKeyTaken.SKIP
     if_taken = skip if unique else IfKeyTaken.NEVER
     job = _inserted(pg_insert(jobs).values(values), if_taken, limited=limited)
-    message = (waiting_message_of if limited else message_of)(job).cte("message")
     woken = wake_up_call() if notify else sa.true()
     times = (moment(job.c.run_at), moment(job.c.created_at))
-    return sa.select(job.c.id, *times, woken).select_from(job).add_cte(message)
+    written = dispatch_of(job, limited=limited, after=after)
+    return sa.select(job.c.id, *times, woken).select_from(job).add_cte(*written)
 
 
 @cache
-def enqueue_jobs(*, start: Start, notify: bool, labelled: bool = False) -> sa.Executable:
+def enqueue_jobs(
+    *, start: Start, notify: bool, labelled: bool = False, after: bool = False
+) -> sa.Executable:
     """Insert a chunk of jobs of one task from one JSON array of arguments; returns their ids."""
     payloads = (
         pg.jsonb_array_elements(json_parameter("documents"))
@@ -94,7 +97,7 @@ def enqueue_jobs(*, start: Start, notify: bool, labelled: bool = False) -> sa.Ex
         .render_derived(name="payload")
     )
     own = {"args": payloads.c.args, **(labels() if labelled else {})}
-    return _enqueue_from(payloads, own, start, IfKeyTaken.NEVER, notify=notify)
+    return _enqueue_from(payloads, own, start, IfKeyTaken.NEVER, notify=notify, after=after)
 
 
 @cache
@@ -105,6 +108,7 @@ def enqueue_keyed_jobs(
     labelled: bool = False,
     limited: bool = False,
     across: bool = False,
+    after: bool = False,
 ) -> sa.Executable:
     """Insert a chunk of jobs, each with a unique key, limit keys or both; returns the new jobs and
     the holders of taken unique keys.
@@ -113,7 +117,9 @@ def enqueue_keyed_jobs(
     statement runs, perhaps waiting for other enqueuers, is still found.
     """
     skip = IfKeyTaken.SKIP_ACROSS if across else IfKeyTaken.SKIP
-    new = _enqueue_with_keys(start, skip, notify=notify, labelled=labelled, limited=limited)
+    new = _enqueue_with_keys(
+        start, skip, notify=notify, labelled=labelled, limited=limited, after=after
+    )
     wanted = document("documents", sa.column("unique_key", sa.Text))
     holder = sa.select(jobs.c.id, jobs.c.held_unique_key, sa.false(), sa.null())
     return sa.union_all(new, _only_holders(holder, sa.select(wanted.c.unique_key), across=across))
@@ -151,22 +157,24 @@ def holders_of_unique_keys(*, across: bool) -> sa.Executable:
 
 
 @cache
-def dispatch_flushed_job(*, unique: bool, notify: bool, limited: bool = False) -> sa.Executable:
+def dispatch_flushed_job(
+    *, unique: bool, notify: bool, limited: bool = False, after: bool = False
+) -> sa.Executable:
     """Insert the message of a job that a flush has just inserted, and take its unique key.
 
     Returns the times that the database chose.
     """
     this_job = jobs.c.id == sa.bindparam("job_id", type_=sa.BigInteger)
-    columns = UNDER_LIMITS if limited else DISPATCHED
+    columns = columns_for(limited=limited)
     if unique:
         update = sa.update(jobs).where(this_job).values(held_unique_key=jobs.c.unique_key)
         job = update.returning(*columns, jobs.c.created_at).cte("job")
     else:
         job = sa.select(*columns, jobs.c.created_at).where(this_job).cte("job")
     woken = wake_up_call() if notify else sa.true()
-    message = (waiting_message_of if limited else message_of)(job)
     times = (moment(job.c.run_at), moment(job.c.created_at))
-    return sa.select(*times, woken).select_from(job).add_cte(message.cte("message"))
+    written = dispatch_of(job, limited=limited, after=after)
+    return sa.select(*times, woken).select_from(job).add_cte(*written)
 
 
 class IfKeyTaken(StrEnum):
@@ -190,7 +198,13 @@ def _only_holders(holder: sa.Select[Any], keys: sa.Select[Any], *, across: bool)
 
 
 def _enqueue_with_keys(
-    start: Start, if_taken: IfKeyTaken, *, notify: bool, labelled: bool, limited: bool = False
+    start: Start,
+    if_taken: IfKeyTaken,
+    *,
+    notify: bool,
+    labelled: bool,
+    limited: bool = False,
+    after: bool = False,
 ) -> sa.Select[Any]:
     more = [sa.column("limit_keys", sa.Text)] if limited else []
     payloads = document(
@@ -200,7 +214,9 @@ def _enqueue_with_keys(
     own = {"args": payloads.c.args, "unique_key": key, "held_unique_key": key}
     own |= {"limit_keys": payloads.c.limit_keys} if limited else {}
     own |= labels() if labelled else {}
-    return _enqueue_from(payloads, own, start, if_taken, notify=notify, limited=limited)
+    return _enqueue_from(
+        payloads, own, start, if_taken, notify=notify, limited=limited, after=after
+    )
 
 
 def _enqueue_from(
@@ -211,6 +227,7 @@ def _enqueue_from(
     *,
     notify: bool,
     limited: bool = False,
+    after: bool = False,
 ) -> sa.Select[Any]:
     shared = {
         "queue": sa.bindparam("queue", type_=sa.Text),
@@ -227,8 +244,7 @@ def _enqueue_from(
     # uncorrelated.
     woken_count = sa.select(woken).scalar_subquery()
     columns = (job.c.id, job.c.held_unique_key, sa.true(), woken_count)
-    message = (waiting_message_of if limited else message_of)(job)
-    return sa.select(*columns).add_cte(message.cte("message"))
+    return sa.select(*columns).add_cte(*dispatch_of(job, limited=limited, after=after))
 
 
 def _inserted(job: Any, if_taken: IfKeyTaken, *, limited: bool = False) -> sa.CTE:
@@ -244,7 +260,7 @@ def _inserted(job: Any, if_taken: IfKeyTaken, *, limited: bool = False) -> sa.CT
         case IfKeyTaken.LOCK:
             same = {"held_unique_key": jobs.c.held_unique_key}
             job = job.on_conflict_do_update(**index, set_=same, where=sa.false())
-    columns = UNDER_LIMITS if limited else DISPATCHED
+    columns = columns_for(limited=limited)
     cte: sa.CTE = job.returning(*columns, jobs.c.held_unique_key, jobs.c.created_at).cte("job")
     return cte
 
@@ -277,6 +293,8 @@ class NewJob:
     unique: Unique | None = None
     node: NodeKey | None = None
     """On Citus, the key whose node is to have the job."""
+    after: tuple[int, ...] = ()
+    """The nodes that end before the job starts: see :mod:`pgqueue.repository.blocked`."""
 
     @property
     def changes_holder(self) -> bool:
@@ -315,7 +333,7 @@ class NewJob:
         if self.is_labelled:
             parameters["meta"] = self.meta
             parameters["tags"] = json.dumps(self.tags) if self.tags else None
-        return parameters
+        return parameters | waits_of(self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +433,7 @@ class Enqueues:
             labelled=new.is_labelled,
             limited=limit_keys is not None,
             across=is_across_queues(unique_key),
+            after=bool(new.after),
         )
         parameters = {**new.parameters(), "args": text}
         if limit_keys is not None:
@@ -447,7 +466,12 @@ class Enqueues:
 
     def enqueue_chunk(self, new: NewJob, *, documents: str) -> list[int]:
         """Insert a chunk of jobs from a JSON array of their arguments; returns ids in order."""
-        statement = enqueue_jobs(start=new.start, notify=new.notify, labelled=new.is_labelled)
+        statement = enqueue_jobs(
+            start=new.start,
+            notify=new.notify,
+            labelled=new.is_labelled,
+            after=bool(new.after),
+        )
         rows = fetch(self._executor, statement, {**new.parameters(), "documents": documents})
         # Identity values are drawn in the order of the array.
         return sorted(row[0] for row in rows)
@@ -490,6 +514,7 @@ class Enqueues:
             labelled=new.is_labelled,
             limited=rows[0].limit_keys is not None,
             across=any(is_across_queues(row.unique_key) for row in rows),
+            after=bool(new.after),
         )
         parameters = {**new.parameters(), **documents_of(rows)}
         written = self._executor.execute(statement, parameters)
@@ -513,12 +538,14 @@ class Enqueues:
         return [next(keyless) if key is None else placed.get(key) for key in keys]
 
     def dispatch(
-        self, job_id: int, *, unique: bool, notify: bool, limited: bool
+        self, job_id: int, *, unique: bool, notify: bool, limited: bool, after: tuple[int, ...]
     ) -> tuple[datetime, datetime]:
-        """Insert the message of a job that a flush has just inserted; returns ``run_at`` and
-        ``created_at``."""
-        statement = dispatch_flushed_job(unique=unique, notify=notify, limited=limited)
-        row = self._executor.execute(statement, {"job_id": job_id}).one()
+        """Insert the message of a job that a flush has just inserted, or what it waits for; returns
+        ``run_at`` and ``created_at``."""
+        statement = dispatch_flushed_job(
+            unique=unique, notify=notify, limited=limited, after=bool(after)
+        )
+        row = self._executor.execute(statement, {"job_id": job_id, **waits_of(after)}).one()
         return row[0], row[1]
 
     def holders(self, queue: str, keys: Iterable[str]) -> dict[str, Placed]:
@@ -532,6 +559,12 @@ class Enqueues:
 
 def _created(id: int, run_at: datetime, created_at: datetime) -> Placed:
     return Placed(id, PlacedAs.NEW, times=(run_at, created_at))
+
+
+def waits_of(after: tuple[int, ...]) -> dict[str, Any]:
+    """The parameters of what a new job waits for.  It watches the node that is likely to end
+    last."""
+    return {"after": array_of(map(str, after)), "waits_for": max(after)} if after else {}
 
 
 def documents_of(rows: Sequence[NewJobRow]) -> dict[str, str]:

@@ -14,19 +14,19 @@ from sqlalchemy.exc import IntegrityError
 from pgqueue.errors import DuplicateJob
 from pgqueue.models import DEAD, Job
 from pgqueue.repository.admit import Admissions
-from pgqueue.repository.blocked import unblock_job
+from pgqueue.repository.blocked import is_in_workflow, unblock_job
 from pgqueue.repository.enqueue import Enqueues, Placed
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import (
     DISPATCHED,
     NEW,
-    UNDER_LIMITS,
-    message_of,
-    waiting_message_of,
+    columns_for,
+    dispatch_of,
 )
 from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment, readable
 from pgqueue.repository.tables import (
+    AS_IF_NEW,
     CANCELLED,
     FAILED,
     POSITION,
@@ -52,6 +52,7 @@ from pgqueue.repository.tables import (
 )
 from pgqueue.repository.tables import notify as notified
 from pgqueue.repository.workers import NOTHING_PAUSED
+from pgqueue.repository.workflows import Workflows
 from pgqueue.rules.unique import is_across_queues
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
@@ -175,29 +176,21 @@ def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
         sa.update(jobs)
         .where(jobs.c.id == wanted.c.id, is_dead(), ~has_message_or_lease(wanted.c.id))
         .values(
-            outcome=sa.null(),
-            attempts=0,
-            snoozes=0,
-            interruptions=0,
+            **AS_IF_NEW,
             run_at=sa.func.greatest(wanted.c.run_at, clock()),  # ignores NULL
-            result=sa.null(),
-            progress=sa.null(),
-            started_at=sa.null(),
-            finished_at=sa.null(),
-            cancel_requested_at=sa.null(),
-            kill_requested_at=sa.null(),
-            held_unique_key=jobs.c.unique_key,
         )
-        .returning(*(UNDER_LIMITS if limited else DISPATCHED))
+        .returning(*columns_for(limited=limited), is_in_workflow().label("in_workflow"))
         .cte("job")
     )
-    message = (waiting_message_of if limited else message_of)(job).cte("message")
     letter = (
         sa.delete(dead_letters).where(dead_letters.c.job_id.in_(sa.select(job.c.id))).cte("letter")
     )
     met = sa.delete(unreadable_jobs).where(unreadable_jobs.c.job_id.in_(sa.select(job.c.id)))
     woken = notified("rewind") if notify else sa.true()
-    return sa.select(job.c.id, woken).add_cte(message, letter, met.cte("unreadable"))
+    message = dispatch_of(job, limited=limited)
+    return sa.select(job.c.id, job.c.in_workflow, woken).add_cte(
+        *message, letter, met.cte("unreadable")
+    )
 
 
 @cache
@@ -559,9 +552,17 @@ class Jobs:
     def put_back(
         self, times: Mapping[int, datetime | None], *, notify: bool, limited: bool
     ) -> set[int]:
-        """Put failed or cancelled jobs back, whose rows the caller has locked; returns them."""
+        """Put failed or cancelled jobs back, whose rows the caller has locked; returns them.
+
+        What was skipped because of them waits for them again.
+        """
         statement = requeue_jobs(notify=notify, limited=limited)
-        return {row[0] for row in fetch(self._executor, statement, {"wanted": document_of(times)})}
+        done = dict(
+            row[:2] for row in fetch(self._executor, statement, {"wanted": document_of(times)})
+        )
+        if of_workflows := [job_id for job_id, in_workflow in done.items() if in_workflow]:
+            Workflows(self._executor).restore(of_workflows)
+        return set(done)
 
     def _run(self, statement: Any, job_id: int) -> Any:
         return self._executor.execute(statement, {"job_id": job_id})

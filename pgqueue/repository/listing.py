@@ -34,6 +34,7 @@ from pgqueue.repository.tables import (
     blocked,
     clock,
     count_rows,
+    dependencies,
     is_key_across_queues,
     job_attempts,
     jobs,
@@ -215,8 +216,9 @@ def batches_of_job() -> sa.Executable:
 
 @cache
 def watch_of_job() -> sa.Executable:
-    """The batch for which a job waits, and the outcomes of the batch with which the job runs."""
-    return sa.select(-blocked.c.waits_for, blocked.c.runs_when).where(blocked.c.node_id == JOB)
+    """The node that a job watches, and for how many it waits."""
+    edges = sa.select(count_rows()).where(dependencies.c.node_id == JOB).scalar_subquery()
+    return sa.select(blocked.c.waits_for, edges).where(blocked.c.node_id == JOB)
 
 
 @cache
@@ -392,12 +394,13 @@ class BatchOfJob(NamedTuple):
     """The job that the end of the batch has enqueued."""
 
 
-class AwaitedBatch(NamedTuple):
-    """The batch for which a callback waits."""
+class Watch(NamedTuple):
+    """What a blocked job waits for."""
 
-    id: int
-    outcomes: Sequence[str]
-    """Those with which the callback runs."""
+    node_id: int
+    """One of the jobs that have not ended; of a batch, its id with a minus sign."""
+    number: int
+    """For how many jobs and batches it waits, with those that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +417,7 @@ class JobDetails:
     wait: Wait
     limits: Sequence[LimitUse] = ()
     batches: Sequence[BatchOfJob] = ()
-    waits_for: AwaitedBatch | None = None
+    waits_for: Watch | None = None
 
     @property
     def is_due(self) -> bool:
@@ -507,7 +510,7 @@ class Listing:
             wait=wait,
             limits=self._limits(columns["limit_keys"]),
             batches=[BatchOfJob(*batch) for batch in batches],
-            waits_for=None if watch is None else AwaitedBatch(*watch),
+            waits_for=None if watch is None else Watch(*watch),
         )
 
     def _limits(self, limit_keys: str | None) -> list[LimitUse]:

@@ -6,10 +6,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from pgqueue.repository.tables import (
+    array_parameter,
+    blocked,
     clock,
+    dependencies,
     jobs,
     json_parameter,
     message_queue,
+    pg,
     waiting_messages,
 )
 
@@ -50,6 +54,24 @@ def start_time(start: Start, prefix: str = "") -> sa.ColumnElement[Any]:
         return clock() + sa.cast(sa.bindparam(f"{prefix}delay", type_=sa.Interval), sa.Interval)
     moment = sa.bindparam(f"{prefix}run_at", type_=sa.DateTime(timezone=True))
     return sa.func.greatest(moment, clock())
+
+
+def columns_for(*, limited: bool) -> tuple[sa.Column[Any], ...]:
+    """The columns of a job that its message copies."""
+    return UNDER_LIMITS if limited else DISPATCHED
+
+
+def dispatch_of(job: sa.CTE, *, limited: bool, after: bool = False) -> list[sa.CTE]:
+    """Insert the message of each of these jobs, or what each waits for; ``after``: other jobs."""
+    if not after:
+        return [(waiting_message_of if limited else message_of)(job).cte("message")]
+    predecessor = pg.unnest(array_parameter("after", sa.BigInteger))
+    edges = sa.insert(dependencies).from_select(
+        ["node_id", "after_id"], sa.select(job.c.id, predecessor)
+    )
+    watched = sa.cast(sa.bindparam("waits_for", type_=sa.BigInteger), sa.BigInteger)
+    node = sa.insert(blocked).from_select(["node_id", "waits_for"], sa.select(job.c.id, watched))
+    return [edges.cte("edges"), node.cte("node")]
 
 
 def message_of(job: sa.CTE) -> Any:

@@ -15,6 +15,7 @@ from pgqueue.models import (
     BatchJob,
     Blocked,
     DeadLetter,
+    Dependency,
     Deploy,
     ErrorGroup,
     Job,
@@ -59,6 +60,7 @@ limit_buckets = table_of(LimitBucket)
 batches = table_of(Batch)
 batch_jobs = table_of(BatchJob)
 blocked = table_of(Blocked)
+dependencies = table_of(Dependency)
 task_minutes = table_of(TaskMinute)
 error_groups = table_of(ErrorGroup)
 queue_minutes = table_of(QueueMinute)
@@ -80,6 +82,19 @@ write by its clause, and all but reads by an operator write."""
 SUCCEEDED = sa.literal_column("'succeeded'", sa.Text)
 FAILED = sa.literal_column("'failed'", sa.Text)
 CANCELLED = sa.literal_column("'cancelled'", sa.Text)
+
+AS_IF_NEW = {
+    **dict.fromkeys(("attempts", "snoozes", "interruptions"), 0),
+    **dict.fromkeys(
+        (
+            *("outcome", "result", "progress", "started_at", "finished_at"),
+            *("cancel_requested_at", "kill_requested_at"),
+        ),
+        sa.null(),
+    ),
+    "held_unique_key": jobs.c.unique_key,
+}
+"""The values of a job that is put back as if new; its old attempts stay on record."""
 
 CRASHED = "The worker that ran this attempt died, or was cut off from the database."
 CRASH = ErrorReport("WorkerCrashed", CRASHED, "")
@@ -254,4 +269,5 @@ def deleted_records(gone: sa.CTE) -> list[sa.CTE]:
         sa.delete(job_attempts).where(job_attempts.c.job_id == ids).cte("attempts"),
         sa.delete(dead_letters).where(dead_letters.c.job_id == ids).cte("letters"),
         sa.delete(unreadable_jobs).where(unreadable_jobs.c.job_id == ids).cte("unreadable"),
+        sa.delete(dependencies).where(dependencies.c.node_id == ids).cte("edges"),
     ]

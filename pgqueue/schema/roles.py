@@ -50,8 +50,8 @@ RIGHTS = {
         "limit_keys)",
         # Changes the columns that cancel and requeue write, and a change of the priority.
         dashboard=f"SELECT ({_all_but('jobs', 'args', 'result')}), UPDATE (outcome, queue, "
-        "priority, attempts, snoozes, interruptions, run_at, result, progress, started_at, "
-        "finished_at, cancel_requested_at, kill_requested_at, held_unique_key)",
+        "priority, attempts, snoozes, interruptions, run_at, result, last_error, progress, "
+        "started_at, finished_at, cancel_requested_at, kill_requested_at, held_unique_key)",
     ),
     "message_queue": Rights(
         worker=f"SELECT, INSERT, UPDATE ({TO_LOCK}), DELETE",
@@ -80,16 +80,20 @@ RIGHTS = {
     "limit_places": Rights(worker=ADD, dashboard="SELECT, DELETE"),
     "limit_buckets": Rights(worker=WRITE, dashboard=READ),
     "batches": Rights(
-        worker=WRITE, enqueue="INSERT (name, meta, application), SELECT (id)", dashboard=READ
+        worker=WRITE,
+        enqueue="INSERT (name, meta, application, is_workflow, workflow_id), SELECT (id)",
+        # A requeue opens a workflow again.
+        dashboard="SELECT, UPDATE (outcome, total, failed, cancelled, callback_id, ended_at)",
     ),
     "batch_jobs": Rights(worker=ADD, enqueue="INSERT", dashboard=READ),
     "blocked": Rights(
         worker=WRITE,
-        # UPDATE also for SELECT ... FOR KEY SHARE, by which an addition keeps a batch open.
+        # UPDATE also for SELECT ... FOR SHARE, by which an addition keeps a batch open.
         enqueue="INSERT, SELECT (node_id), UPDATE (waits_for)",
-        # Drops the row of a callback that it cancels.
-        dashboard="SELECT, UPDATE (runs_when), DELETE",
+        # Drops the row of a job that it cancels, and blocks again what a requeue brings back.
+        dashboard=WRITE,
     ),
+    "dependencies": Rights(worker=ADD, enqueue="INSERT", dashboard=READ),
     "schedules": Rights(
         worker="SELECT, INSERT, UPDATE",
         # An application manages the schedules of its customers, their arguments included.

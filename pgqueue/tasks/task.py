@@ -16,10 +16,10 @@ from pgqueue.context import Around, JobContext
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
-from pgqueue.database.collecting import batch_of, note_for_batch
+from pgqueue.database.collecting import collecting_of, note_for_batch
 from pgqueue.database.flush import dispatch_at_flush, found_job, loaded_job
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
-from pgqueue.meta import checked_meta, meta_in_batch, meta_text
+from pgqueue.meta import checked_meta, meta_text, meta_with
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret, unmaskable
@@ -192,7 +192,7 @@ class Task(Generic[P, R]):
         connection = joined(target, self._where)
         new = self._job_values_for(connection, target)
         encoded = self._with_period(connection, new, encoded)
-        if new.node is not None and batch_of(target) is not None:
+        if new.node is not None and collecting_of(target) is not None:
             self._refuse_node("a batch")
 
         def place() -> Job | None:
@@ -418,8 +418,9 @@ class Task(Generic[P, R]):
                     f"queue {name} has limits; cancel it, and enqueue another job"
                 )
 
-    def callback(self, batch_id: int) -> Callback:
-        """Return the values of the job that calls this task with the id of a batch.
+    def callback(self, batch_id: int, meta: Mapping[str, Any]) -> Callback:
+        """Return the values of the job that calls this task with the id of a batch, and that waits
+        for the batch.  ``meta``: what its meta notes.
 
         Raises OptionError, ArgumentsError or PayloadError.
         """
@@ -431,6 +432,7 @@ class Task(Generic[P, R]):
                 "them, or another task"
             )
         encoded = self._encoded((batch_id,), {})
+        new = replace(new, meta=meta_with(new.meta, meta), after=(-batch_id,), notify=False)
         return Callback(new, encoded.text, encoded.limit_keys)
 
     def __repr__(self) -> str:
@@ -562,9 +564,17 @@ class Task(Generic[P, R]):
 
     def _job_values_for(self, connection: Connection, session: Session) -> NewJob:
         new = _for_connection(self._job_values_now(), connection)
-        if (batch_id := batch_of(session)) is None:
+        if (collecting := collecting_of(session)) is None:
             return new
-        return replace(new, meta=meta_in_batch(new.meta, batch_id))
+        if not collecting.after:
+            return replace(new, meta=meta_with(new.meta, collecting.meta))
+        if new.changes_holder:
+            raise OptionError(
+                f"{self._where}: on_conflict={self._options.conflict!r} changes a job that exists, "
+                "and this job waits for others; give on_conflict='return' or 'raise'"
+            )
+        meta = meta_with(new.meta, collecting.meta)
+        return replace(new, meta=meta, after=collecting.after, notify=False)
 
     def _job_values_now(self) -> NewJob:
         """The values of a job that is enqueued now, with the meta of ``queue.on_enqueue``."""
@@ -587,6 +597,7 @@ class Task(Generic[P, R]):
             queue=new.queue,
             priority=new.priority,
             max_attempts=new.max_attempts,
+            is_blocked=encoded.limit_keys is not None or bool(new.after),
             **(encoded.values() | new.labels),
         )
 

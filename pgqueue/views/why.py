@@ -40,8 +40,9 @@ def why(job: JobDetails, known_tasks: Collection[str] = ()) -> list[Reason]:
         case JobStatus.RUNNING:
             return [Reason(("its attempt has ended just now",))]
         case JobStatus.BLOCKED if (awaited := job.waits_for) is not None:
-            outcomes = " or ".join(awaited.outcomes)
-            return [Reason((f"waits for batch {awaited.id} to end as {outcomes}",))]
+            kind = "job" if awaited.node_id > 0 else "batch"
+            others = f", and for {awaited.number - 1} others" if awaited.number > 1 else ""
+            return [Reason((f"waits for the end of {kind} {abs(awaited.node_id)}{others}",))]
     return list(_hindrances(job, known_tasks)) or [_next(job)]
 
 

@@ -13,7 +13,7 @@ from pgqueue.events import AttemptOutcome, attempt_outcome
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.ended import log_job_failure
 from pgqueue.handler.error_reports import log_fields
-from pgqueue.meta import OF_BATCH, batches_in
+from pgqueue.meta import OF_BATCH, OF_WORKFLOW, batches_in
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.rescue import Rescued
@@ -211,14 +211,20 @@ class Ledger:
             self.counts[outcome] += number
 
     def _tell_of_ends(self, jobs: Iterable[Claimed | Rescued]) -> None:
-        """Name the batches of these jobs to those that look at batches.
+        """Name the batches of these jobs, and the jobs of workflows, to those that look at them.
 
         A job that is retried has not ended, and costs a read.
         """
         if self.on_ended is None:
             return
-        if metas := {job.meta for job in jobs if job.meta is not None and OF_BATCH in job.meta}:
-            self.on_ended([-batch_id for batch_id in batches_in(metas)])
+        metas, job_ids = set[str](), []
+        for job in jobs:
+            if job.meta is not None and (OF_BATCH in job.meta or OF_WORKFLOW in job.meta):
+                metas.add(job.meta)
+                if OF_WORKFLOW in job.meta:
+                    job_ids.append(job.job_id)
+        if metas:
+            self.on_ended([*job_ids, *(-batch_id for batch_id in batches_in(metas))])
 
     def _forget(self, jobs: Sequence[Claimed]) -> None:
         if self.on_settled is not None:

@@ -50,7 +50,10 @@ class Looks(Loop):
 
 
 class Looker:
-    """A batch that cannot be looked at stays open, and stops no other."""
+    """Looks at batches and jobs.
+
+    A batch that cannot be looked at stays open, and stops no other.
+    """
 
     def __init__(self, *, notify: bool) -> None:
         self._notify = notify
@@ -65,30 +68,37 @@ class Looker:
         begin: Callable[[], AbstractContextManager[object]] | None = None,
     ) -> int:
         """Look until nothing watches one of these nodes any more; returns how many batches have
-        ended or released a callback.
+        ended or jobs were released.
 
         ``begin`` begins a transaction; in a test, a savepoint in the transaction of the test.
         """
         begin = begin or connection.begin
-        rows, done = Batches(connection), 0
+        nodes, batches, done = BlockedNodes(connection), Batches(connection), 0
         watched = list(node_ids)
-        while watched:
+        while watched and not is_over():
             with begin():
-                batch_ids = BlockedNodes(connection).batches_to_look_at(watched)
-            # The second look: what a batch watches now may have ended before that was committed.
-            watched = []
-            for batch_id in batch_ids:
+                over = nodes.over(watched)
+            given, watched = watched, []
+            # What something watches now may have ended before that was committed: the second look.
+            while over.jobs and not is_over():
+                with begin():
+                    look = nodes.look(given, notify=self._notify)
+                watched += look.watches + look.ended
+                done += look.released
+                if not look.is_full:
+                    break
+            for batch_id in over.batch_ids:
                 if is_over() or self._guard.rests(batch_id):
                     continue
-                words = f"batch {batch_id} cannot be ended, and stays open"
-                with self._guard.row(batch_id, words):
+                with self._guard.row(batch_id, f"batch {batch_id} cannot be ended, and stays open"):
                     with begin():
-                        look = rows.look(batch_id, notify=self._notify)
-                    if look.watches is not None:
-                        watched.append(look.watches)
-                    if look.has_ended:
+                        watches, has_ended = batches.look(batch_id)
+                    if watches is not None:
+                        watched.append(watches)
+                    if has_ended:
                         logger.info("batch %d has ended", batch_id)
-                    done += look.has_ended or look.has_released
+                        watched.append(-batch_id)
+                        done += 1
         return done
 
     def sweep(

@@ -1,0 +1,298 @@
+"""Workflows: batches whose jobs wait for each other."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+from sqlalchemy.orm import Session
+
+from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch, check_name
+from pgqueue.checks import checked_id, quoted
+from pgqueue.database.callers import joined
+from pgqueue.database.collecting import Collecting, collected, collecting_of
+from pgqueue.errors import OptionError, PgQueueError
+from pgqueue.meta import OF_WORKFLOW, RUNS_WHEN
+from pgqueue.models import Job, JobStatus
+from pgqueue.repository.batches import Batches
+from pgqueue.repository.workflows import Workflows
+from pgqueue.tasks import Task
+
+When = Literal["succeeded", "failed", "cancelled", "ended"]
+"""With which outcome of what it waits for a job runs; ``"ended"``: with any."""
+
+MOST_PREDECESSORS = 10_000
+
+Node = Job | OpenBatch | int
+"""What a job can wait for: a job, its id, a group, or a batch."""
+
+
+class OpenWorkflow(OpenBatch):
+    """A workflow, or a group of its jobs, while jobs are added: a ``with`` block, or ``async with``
+    for an AsyncSession.
+
+    Every job that the block enqueues through the Session belongs to it, and starts without
+    waiting.  :meth:`add`, :meth:`add_many` and :meth:`after` say for what jobs wait.
+    """
+
+    KIND = "workflow"
+    OF_KIND = OF_WORKFLOW
+    _session: Session | None = None
+
+    def add(self, job: Job, *, after: Node | Iterable[Node] = (), when: When = "succeeded") -> Job:
+        """Add a job that starts when other jobs have ended.  Flushes the Session.
+
+        Args:
+            job: A new job, as ``task.job(...)`` returns it.
+            after: The jobs and groups for which it waits: jobs, their ids, groups, or a list of
+                these.  They must exist already, so no job can wait for itself.
+            when: With which outcome of these the job runs.  Together they have failed if one of
+                them has failed, else they were cancelled if one was cancelled, else they have
+                succeeded.  With another outcome a job that runs when they have succeeded is skipped
+                (it ends as cancelled, with the reason), and any other is deleted.
+
+        Returns:
+            The job, with its id.
+
+        Raises:
+            OptionError: A value is wrong.
+            DuplicateJob: The unique key of the job is taken.
+
+        Example:
+            >>> with queue.workflow(session, "import 12") as flow:
+            ...     rows = flow.add(extract.job(12))
+            ...     flow.add(load.job(12), after=rows)
+            ...     flow.add(clean_up.job(12), after=rows, when="failed")
+        """
+        session = self._open_session()
+        with self.after(*_nodes(after), when=when):
+            session.add(job)
+            session.flush()
+        return job
+
+    async def add_async(
+        self, job: Job, *, after: Node | Iterable[Node] = (), when: When = "succeeded"
+    ) -> Job:
+        """:meth:`add` in an ``async with`` block."""
+        return await self._actual.run_sync(lambda _: self.add(job, after=after, when=when))
+
+    def add_many(
+        self,
+        task: Task[..., Any],
+        rows: Iterable[Sequence[Any] | Mapping[str, Any]],
+        *,
+        name: str | None = None,
+        after: Node | Iterable[Node] = (),
+        when: When = "succeeded",
+    ) -> "Group":
+        """Add a job for each row of arguments, as one group.
+
+        Args:
+            task: The task of the jobs.
+            rows: Their arguments, as for :meth:`Task.enqueue_many`.
+            name: The name of the group; without it, that of the task.
+            after: For what each of the jobs waits, as for :meth:`add`.
+            when: With which outcome of these the jobs run, as for :meth:`add`.
+
+        Returns:
+            The group, for ``after=`` of other jobs: a job that waits for it waits for all of them.
+
+        Raises:
+            OptionError: A value is wrong.
+            ArgumentsError, PayloadError: Arguments are wrong; nothing is written.
+
+        Example:
+            >>> parts = flow.add_many(transform, [(n,) for n in range(100)], after=rows)
+            >>> flow.add(load.job(12), after=parts)
+        """
+        with self.group(name or task.name, after=after, when=when) as group:
+            task.enqueue_many(self._open_session(), rows)
+        return group
+
+    async def add_many_async(
+        self,
+        task: Task[..., Any],
+        rows: Iterable[Sequence[Any] | Mapping[str, Any]],
+        *,
+        name: str | None = None,
+        after: Node | Iterable[Node] = (),
+        when: When = "succeeded",
+    ) -> "Group":
+        """:meth:`add_many` in an ``async with`` block."""
+        return await self._actual.run_sync(
+            lambda _: self.add_many(task, rows, name=name, after=after, when=when)
+        )
+
+    @contextmanager
+    def after(self, *nodes: Node, when: When = "succeeded") -> Iterator[None]:
+        """Let all jobs that the block enqueues through the Session wait for other jobs.
+
+        Args:
+            nodes: The jobs and groups, as for :meth:`add`.
+            when: With which outcome of these the jobs run, as for :meth:`add`.
+
+        Raises:
+            OptionError: A value is wrong.
+
+        Example:
+            >>> with flow.after(rows):
+            ...     mail.enqueue(session, "ann@example.org")
+            ...     session.add(audit.job(12))
+        """
+        session = self._open_session()
+        collecting = collecting_of(session)
+        assert collecting is not None, "the block of a workflow collects its jobs"
+        session.flush()  # jobs that were given to session.add() before
+        with collected(session, self._waiting(collecting, nodes, when)):
+            yield
+            session.flush()
+
+    def group(
+        self,
+        name: str | None = None,
+        *,
+        after: Node | Iterable[Node] = (),
+        when: When = "succeeded",
+    ) -> "Group":
+        """Return a ``with`` block whose jobs are a group: a part of the workflow for which other
+        jobs can wait.  A group may have groups.
+
+        Args:
+            name: What pages and lists show of it.
+            after: For what each of its jobs waits, as for :meth:`add`.
+            when: With which outcome of these the jobs run, as for :meth:`add`.
+
+        Returns:
+            The group.
+
+        Raises:
+            OptionError: A value is wrong.
+
+        Example:
+            >>> with flow.group("mails", after=done) as mails:
+            ...     mails.add(mail.job("ann@example.org"))
+            >>> flow.add(report.job(12), after=mails)
+        """
+        self._open_session()
+        return Group(self, name, _nodes(after), when)
+
+    @property
+    def workflow_id(self) -> int:
+        """The id of the workflow, also of a group in it."""
+        return self.id
+
+    def _open_session(self) -> Session:
+        if self._session is None:
+            raise PgQueueError(f"{self._where}: add jobs inside of its `with` block")
+        return self._session
+
+    @contextmanager
+    def _opened(self, session: Session) -> Iterator[None]:
+        try:
+            with super()._opened(session):
+                self._session = session
+                yield
+        finally:
+            self._session = None
+
+    def _waiting(self, collecting: Collecting, nodes: Sequence[Node], when: When) -> Collecting:
+        """The same block, whose jobs wait for these nodes too."""
+        if when not in get_args(When):
+            raise OptionError(
+                f"{self._where}: when is {quoted(when)}; give one of {get_args(When)}"
+            )
+        after = dict.fromkeys([*collecting.after, *map(self._id_of, nodes)])
+        if len(after) > MOST_PREDECESSORS:
+            raise OptionError(
+                f"{self._where}: a job is to wait for {len(after):,} jobs; make a group of them, "
+                f"which is one, or give at most {MOST_PREDECESSORS:,}"
+            )
+        if not nodes:
+            return collecting
+        outcomes = OUTCOMES_OF[when]
+        meta = {**collecting.meta, RUNS_WHEN: outcomes} if outcomes else collecting.meta
+        return replace(collecting, meta=meta, after=tuple(after))
+
+    def _id_of(self, node: Any) -> int:
+        match node:
+            case OpenBatch():
+                return -node.id
+            case Job(id=int(id)):
+                return id
+            case Job():
+                raise OptionError(
+                    f"{self._where}: the job of task {node.task} in after= has no id yet; flush "
+                    "the session, or add it with flow.add(...)"
+                )
+            case _:
+                return checked_id(node, "job")
+
+
+OUTCOMES_OF: dict[str, list[str]] = {
+    "succeeded": [],
+    "failed": [JobStatus.FAILED],
+    "cancelled": [JobStatus.CANCELLED],
+    "ended": [JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED],
+}
+"""What the meta of a job notes of ``when``; nothing for the default."""
+
+
+def _nodes(given: Node | Iterable[Node]) -> Sequence[Node]:
+    if isinstance(given, Job | OpenBatch) or not isinstance(given, Iterable):
+        return (given,)
+    return tuple(given)
+
+
+class NewWorkflow(OpenWorkflow, NewBatch):
+    """Creates the workflow."""
+
+    def _meta_of_callback(self, batch_id: int, when: Sequence[str]) -> dict[str, Any]:
+        # The key of the workflow: what is skipped of it can be restored.
+        return {**super()._meta_of_callback(batch_id, when), self.OF_KIND: batch_id}
+
+
+class ExtendedWorkflow(OpenWorkflow, ExtendedBatch):
+    """Adds to a workflow that exists, as from a job of it."""
+
+    def __init__(self, session: Any, batch_id: int, *, before: int | None) -> None:
+        super().__init__(session, batch_id)
+        self._before = before
+
+    def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
+        if self._before is not None and job_ids:
+            connection = joined(self._open_session(), self._where)
+            Workflows(connection).let_successors_wait(self._before, job_ids)
+
+
+class Group(OpenWorkflow):
+    """A part of a workflow, which ends with the last of its jobs."""
+
+    KIND = "group"
+
+    def __init__(
+        self, whole: OpenWorkflow, name: str | None, after: Sequence[Node], when: When
+    ) -> None:
+        check_name(self.KIND, name)
+        super().__init__(whole._given, f"{self.KIND} {name}" if name else self.KIND)
+        self._whole = whole
+        self._name = name
+        self._after = after
+        self._when: When = when
+
+    @property
+    def workflow_id(self) -> int:
+        return self._whole.workflow_id
+
+    def _begin(self, rows: Batches) -> int:
+        return rows.add(self._name, None, "", group_of=self._whole.workflow_id)
+
+    def _collecting(self, session: Session) -> Collecting:
+        outer = collecting_of(session)
+        assert outer is not None, "a group is opened in the block of its workflow"
+        self._outer = outer
+        return self._waiting(replace(outer, job_ids=[]), self._after, self._when)
+
+    def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
+        self._outer.job_ids.extend(job_ids)
+        if job_ids:
+            rows.watch(self.id, max(job_ids))

@@ -1,0 +1,279 @@
+"""Workflows: jobs that wait for each other."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+from worker_rig import endings
+
+from pgqueue import (
+    Job,
+    JobContext,
+    JobStatus,
+    Limit,
+    OptionError,
+    PgQueue,
+    PgQueueError,
+    Selection,
+    Worker,
+)
+from pgqueue.tables import WaitingMessage
+from pgqueue.workflows import OpenWorkflow
+
+
+class Rig:
+    """A queue whose tasks note that they have run."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.queue = PgQueue(engine)
+        self.ran: list[str] = []
+        self.failing: set[str] = set()
+        self.note = self.queue.task(name="note", max_attempts=1)(self._note)
+        self.tell = self.queue.task(name="tell")(self._tell)
+        self.note_id = self.queue.task(name="done")(self._done)
+
+    def _note(self, name: str) -> str:
+        if name in self.failing:
+            raise ValueError(name)
+        self.ran.append(name)
+        return name
+
+    def _tell(self, workflow_id: int) -> None:
+        self.ran.append("told")
+
+    def _done(self, workflow_id: int) -> None:
+        self.ran.append("done")
+
+    def outcome(self, flow: OpenWorkflow) -> str | None:
+        with self.queue.session() as session:
+            return self.queue.get_batch(session, flow.id).outcome
+
+    def work(self) -> dict[str, int]:
+        return endings(Worker(self.queue, concurrency=1))
+
+
+@pytest.fixture
+def rig(engine: Engine) -> Iterator[Rig]:
+    rig = Rig(engine)
+    yield rig
+    with rig.queue.session() as session:
+        assert rig.queue.check(session) == []
+
+
+def statuses(session: Session) -> dict[str, str]:
+    session.expire_all()
+    jobs = session.scalars(select(Job).where(Job.task == "note"))
+    return {job.args["name"]: job.status.value for job in jobs}
+
+
+def test_a_job_starts_after_those_for_which_it_waits(rig: Rig, session: Session) -> None:
+    with rig.queue.workflow(session, "import") as flow:
+        last = flow.add(rig.note.job("first"))
+        for name in ("second", "third"):
+            last = flow.add(rig.note.job(name), after=last)
+    assert last.status is JobStatus.BLOCKED
+    session.commit()
+
+    assert rig.work() == {"succeeded": 3}
+
+    assert rig.ran == ["first", "second", "third"]
+    assert rig.outcome(flow) == "succeeded"
+
+
+def test_a_job_waits_for_all_jobs_of_a_group(rig: Rig, session: Session) -> None:
+    with rig.queue.workflow(session) as flow:
+        root = flow.add(rig.note.job("root"))
+        parts = flow.add_many(rig.note, [(f"part {n}",) for n in range(20)], after=root)
+        flow.add(rig.note.job("last"), after=[parts, root])
+    session.commit()
+
+    rig.work()
+
+    assert (rig.ran[0], rig.ran[-1], len(rig.ran)) == ("root", "last", 22)
+    assert rig.outcome(flow) == "succeeded"
+
+
+def test_a_group_holds_all_that_its_block_enqueues(rig: Rig, session: Session) -> None:
+    with rig.queue.workflow(session) as flow:
+        root = flow.add(rig.note.job("root"))
+        with flow.group("outer", after=root) as outer:
+            rig.note.enqueue(session, "enqueued")
+            with flow.group("inner") as inner:
+                session.add(rig.note.job("added"))
+            outer.add(rig.note.job("after inner"), after=inner)
+        with flow.after(outer):
+            rig.note.enqueue_many(session, [("last",)])
+    session.commit()
+
+    rig.work()
+
+    assert rig.ran[0] == "root"
+    assert set(rig.ran[1:3]) == {"enqueued", "added"}
+    assert rig.ran[3:] == ["after inner", "last"]
+
+
+@pytest.mark.parametrize(
+    ("when", "ran"),
+    [
+        ("succeeded", ["good"]),
+        ("failed", ["good", "next"]),
+        ("cancelled", ["good"]),
+        ("ended", ["good", "next"]),
+    ],
+)
+def test_a_failed_job_starts_those_that_run_when_it_fails(
+    rig: Rig, session: Session, when: Any, ran: list[str]
+) -> None:
+    rig.failing = {"bad"}
+    with rig.queue.workflow(session) as flow:
+        both = [flow.add(rig.note.job(name)) for name in ("bad", "good")]
+        flow.add(rig.note.job("next"), after=both, when=when)
+    session.commit()
+
+    rig.work()
+
+    assert rig.ran == ran
+    assert rig.outcome(flow) == "failed"
+
+
+def test_a_branch_that_is_not_taken_is_gone(rig: Rig, session: Session) -> None:
+    with rig.queue.workflow(session) as flow:
+        root = flow.add(rig.note.job("root"))
+        repair = flow.add(rig.note.job("repair"), after=root, when="failed")
+        behind = flow.add(rig.note.job("behind"), after=repair)
+        flow.add(rig.note.job("last"), after=[root, behind])
+    session.commit()
+
+    rig.work()
+
+    assert rig.ran == ["root", "last"]
+    assert statuses(session) == {"root": "succeeded", "last": "succeeded"}
+    assert rig.outcome(flow) == "succeeded"
+
+
+def build_with_a_failure(rig: Rig, session: Session) -> tuple[OpenWorkflow, int]:
+    with rig.queue.workflow(session, on_failure=rig.tell, on_success=rig.note_id) as flow:
+        bad = flow.add(rig.note.job("bad"))
+        second = flow.add(rig.note.job("second"), after=bad)
+        group = flow.add_many(rig.note, [("part",)], after=second)
+        flow.add(rig.note.job("last"), after=group)
+        flow.add(rig.note.job("beside"))
+    session.commit()
+    rig.failing = {"bad"}
+    rig.work()
+    return flow, bad.id
+
+
+def test_what_waits_for_a_failed_job_is_skipped(rig: Rig, session: Session) -> None:
+    flow, bad = build_with_a_failure(rig, session)
+
+    assert rig.ran == ["beside", "told"]
+    skipped = dict.fromkeys(("second", "part", "last"), "cancelled")
+    assert statuses(session) == {"bad": "failed", "beside": "succeeded", **skipped}
+    errors = session.scalars(select(Job.last_error).where(Job.task == "note").order_by(Job.id))
+    assert f"skipped: job {bad} has failed" in list(errors)
+    assert rig.outcome(flow) == "failed"
+
+
+def test_one_requeue_brings_back_all_that_was_skipped(rig: Rig, session: Session) -> None:
+    flow, bad = build_with_a_failure(rig, session)
+    rig.failing.clear()
+
+    rig.queue.requeue(session, bad)
+    session.commit()
+    assert rig.outcome(flow) is None
+    rig.work()
+
+    assert rig.ran == ["beside", "told", "bad", "second", "part", "last", "done"]
+    assert set(statuses(session).values()) == {"succeeded"}
+    assert rig.outcome(flow) == "succeeded"
+
+
+def test_a_requeue_of_many_brings_back_what_was_skipped(rig: Rig, session: Session) -> None:
+    flow, _ = build_with_a_failure(rig, session)
+
+    rig.queue.operate("ada").requeue(Selection(status="failed"))
+    rig.work()  # fails again
+
+    assert rig.ran == ["beside", "told", "told"]
+    assert rig.outcome(flow) == "failed"
+    rig.failing.clear()
+    rig.queue.operate("ada").requeue(Selection(status="failed"))
+    rig.work()
+    assert rig.ran[3:] == ["bad", "second", "part", "last", "done"]
+
+
+def test_a_running_job_adds_jobs_before_its_successors(rig: Rig, session: Session) -> None:
+    @rig.queue.task(name="grow")
+    def grow(session: Session, ctx: JobContext) -> None:
+        assert ctx.workflow_id is not None
+        with rig.queue.extend_workflow(
+            session, ctx.workflow_id, before_successors_of=ctx.job_id
+        ) as flow:
+            flow.add(rig.note.job("added"))
+
+    with rig.queue.workflow(session) as flow:
+        root = flow.add(grow.job())
+        flow.add(rig.note.job("last"), after=root)
+    session.commit()
+
+    rig.work()
+
+    assert rig.ran == ["added", "last"]
+    assert rig.outcome(flow) == "succeeded"
+
+
+def test_a_blocked_job_that_is_cancelled_skips_what_waits_for_it(
+    rig: Rig, session: Session
+) -> None:
+    with rig.queue.workflow(session, on_failure=rig.tell) as flow:
+        root = flow.add(rig.note.job("root"))
+        second = flow.add(rig.note.job("second"), after=root)
+        flow.add(rig.note.job("last"), after=second)
+    session.commit()
+
+    rig.queue.cancel(session, second.id)
+    session.commit()
+    rig.work()
+
+    assert rig.ran == ["root", "told"]
+    assert statuses(session) == {"root": "succeeded", "second": "cancelled", "last": "cancelled"}
+    assert rig.outcome(flow) == "cancelled"
+
+
+def test_a_released_job_waits_for_its_limits(engine: Engine, session: Session) -> None:
+    queue = PgQueue(engine)
+    limited = queue.task(name="limited", limit=Limit(1))(lambda: None)
+    first = queue.task(name="first")(lambda: None)
+    with queue.workflow(session) as flow:
+        root = flow.add(first.job())
+        flow.add_many(limited, [()] * 3, after=root)
+    session.commit()
+    assert session.query(WaitingMessage).count() == 0
+
+    assert endings(Worker(queue)) == {"succeeded": 4}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"when": "done"}, "when is 'done'; give one of"),
+        ({"after": Job()}, "has no id yet; flush the session"),
+    ],
+)
+def test_wrong_values_are_refused(
+    rig: Rig, session: Session, wrong: dict[str, Any], message: str
+) -> None:
+    with rig.queue.workflow(session) as flow, pytest.raises(OptionError, match=message):
+        flow.add(rig.note.job("a"), **wrong)
+    session.rollback()
+
+
+def test_jobs_are_added_inside_of_the_block(rig: Rig, session: Session) -> None:
+    with rig.queue.workflow(session) as flow:
+        pass
+    with pytest.raises(PgQueueError, match="inside of its `with` block"):
+        flow.add(rig.note.job("late"))
+    session.rollback()
