@@ -175,7 +175,7 @@ class NewBatch(OpenBatch):
             rows.add_callback(callback)
 
     def _meta_of_callback(self, batch_id: int, when: Sequence[str]) -> dict[str, Any]:
-        return {RUNS_WHEN: when}
+        return {} if when == [JobStatus.SUCCEEDED] else {RUNS_WHEN: when}
 
 
 class ExtendedBatch(OpenBatch):

@@ -32,6 +32,7 @@ from pgqueue.checks import (
     check_version,
     check_whole,
     checked_id,
+    shown,
 )
 from pgqueue.claims import OpenClaim
 from pgqueue.context import Around, JobContext, nothing_around
@@ -620,7 +621,7 @@ class PgQueue(Operations):
             session,
             name,
             meta=meta,
-            callbacks=self._callbacks(on_success, on_failure, on_cancelled),
+            callbacks=self._callbacks("batch", name, on_success, on_failure, on_cancelled),
             application=self.application,
         )
 
@@ -680,7 +681,7 @@ class PgQueue(Operations):
             session,
             name,
             meta=meta,
-            callbacks=self._callbacks(on_success, on_failure, on_cancelled),
+            callbacks=self._callbacks("workflow", name, on_success, on_failure, on_cancelled),
             application=self.application,
         )
 
@@ -728,13 +729,18 @@ class PgQueue(Operations):
         engine = None if bound is None else bound.engine
         return f"<PgQueue {redacted(str(engine.url)) if engine else 'without an engine'}>"
 
-    def _callbacks(self, *tasks: Task[..., Any] | None) -> dict[str, Task[..., Any]]:
+    def _callbacks(
+        self, kind: str, name: Any, *tasks: Task[..., Any] | None
+    ) -> dict[str, Task[..., Any]]:
         """The tasks that are called at the end of a batch, by the names of the parameters."""
+        where = f"{kind} {shown(name)}" if name else kind
         given = zip(("on_success", "on_failure", "on_cancelled"), tasks, strict=True)
         callbacks = {parameter: task for parameter, task in given if task is not None}
         for parameter, task in callbacks.items():
             if not isinstance(task, Task) or task.owner is not self:
-                raise TaskDefinitionError(f"{parameter} is {task!r}; give a task of this queue")
+                raise TaskDefinitionError(
+                    f"{where}: {parameter} is {task!r}; give a task of this queue"
+                )
         return callbacks
 
     def _register(self, function: Callable[..., Any], options: dict[str, Any]) -> Task[..., Any]:

@@ -277,3 +277,22 @@ def test_jobs_are_added_inside_of_the_block(rig: Rig, session: Session) -> None:
     with pytest.raises(PgQueueError, match="inside of its `with` block"):
         flow.add(rig.note.job("late"))
     session.rollback()
+
+
+def test_a_job_reads_the_results_of_those_for_which_it_waited(rig: Rig, session: Session) -> None:
+    read: list[list[Any]] = []
+
+    @rig.queue.task(name="read")
+    def read_them(session: Session, ctx: JobContext) -> None:
+        read.append(list(rig.queue.results(session, ctx.job_id, rig.note)))
+
+    with rig.queue.workflow(session) as flow:
+        other = flow.add(rig.note.job("not read"))
+        first = flow.add(rig.note.job("first"), after=other)
+        parts = flow.add_many(rig.note, [("a",), ("b",)])
+        flow.add(read_them.job(), after=[first, parts])
+    session.commit()
+
+    rig.work()
+
+    assert read == [["first", "a", "b"]]

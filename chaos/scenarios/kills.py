@@ -16,6 +16,7 @@ from chaos.scenarios.batches import SAMPLED, Batches
 from chaos.scenarios.limits import LimitedJobs
 from chaos.scenarios.pruning import FAILED, OldJobs
 from chaos.scenarios.unique_keys import ReplacedJobs
+from chaos.scenarios.workflows import Graphs
 
 
 @mutation
@@ -81,6 +82,8 @@ ENDED = "SELECT count(*) FROM pgqueue.jobs WHERE finished_at > :began"
         "retries_take_no_token": "within a second",
         "looks_without_lock": f"batches have ended before their last job|{SAMPLED}",
         "additions_without_lock": f"batches have ended before their last job|{SAMPLED}",
+        "releases_after_the_first": "have started before what they wait for",
+        "grows_behind_its_successors": "have started before what they wait for",
         "changes_jobs_that_have_started": "was asked for last",
         "keeps_the_key_at_the_start": "chains have stopped early",
         "prunes_by_age_alone": "old jobs are left|acknowledged jobs are gone|F8|sampled",
@@ -90,7 +93,9 @@ ENDED = "SELECT count(*) FROM pgqueue.jobs WHERE finished_at > :began"
 def kills(environment: Environment, size: Size) -> None:
     """kill -9 amid work of every kind: no job is lost or done twice, and each rule holds."""
     loads: list[Load] = [Payments(environment, size)]
-    loads += [kind(environment, size.faults) for kind in (LimitedJobs, Batches, ReplacedJobs)]
+    loads += [
+        kind(environment, size.faults) for kind in (LimitedJobs, Batches, Graphs, ReplacedJobs)
+    ]
     loads.append(OldJobs(environment, size.faults))  # the last: all that waits is as old
     waiting = environment.unfinished()
     began = environment.scalar("SELECT clock_timestamp()")

@@ -3,11 +3,11 @@
 Each call works in the caller's transaction: its changes take effect with the caller's commit.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from itertools import chain
-from typing import Any, Never, Unpack
+from typing import Any, Never, TypeVar, Unpack
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -42,6 +42,7 @@ from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.limits import Limits, LimitState
 from pgqueue.repository.pauses import Pauses
 from pgqueue.repository.workers import Workers, WorkerState
+from pgqueue.repository.workflows import Workflows
 from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checked_key, key_of
 from pgqueue.rules.unique import stored_forms
 from pgqueue.schedules import Schedules
@@ -49,6 +50,8 @@ from pgqueue.tasks import Task
 from pgqueue.tasks.editing import Changes
 
 MOST_BATCHES = 1_000_000
+
+R = TypeVar("R")
 
 
 class Operations:
@@ -113,6 +116,28 @@ class Operations:
         counts once a minute.  :meth:`get_batch` counts exactly.  Raises BatchNotFound.
         """
         return Batches(executor(session)).progress(checked_id(batch_id, "batch"))
+
+    def results(self, session: AnySession, job_id: int, task: Task[..., R]) -> Iterator[R]:
+        """Return the results of the jobs for which a job of a workflow has waited.
+
+        Args:
+            session: A Session; of a transactional handler, ``ctx.session``.
+            job_id: The job that has waited; in its handler, ``ctx.job_id``.
+            task: Whose results.  Jobs of it for which the job waited are read, also those of a
+                group, if they have succeeded.
+
+        Returns:
+            The results, in the order of the jobs' ids, as JSON gives them back.  They are read in
+            portions, so that a hundred thousand of them need not fit into memory.
+
+        Example:
+            >>> @queue.task
+            ... def load(session: Session, ctx: JobContext, file: int) -> int:
+            ...     return sum(queue.results(session, ctx.job_id, transform))
+        """
+        names = (task.name, *task.settings.aliases)
+        with translated_errors():
+            yield from Workflows(executor(session)).results(checked_id(job_id), names)
 
     @translated_errors()
     def batches(self, session: AnySession, limit: int = 100) -> list[BatchState]:

@@ -140,8 +140,9 @@ def over() -> sa.Executable:
 
 
 @cache
-def lock_jobs() -> sa.Executable:
-    """Lock the first unfinished jobs whose watches are over, and their rows in ``blocked``.
+def lock_jobs(*, one: bool) -> sa.Executable:
+    """Lock the first unfinished jobs whose watches are over, and their rows in ``blocked``; or
+    ``one`` of them.
 
     A job that another transaction has locked, for example to cancel it or to let it wait for one
     more, is left out.
@@ -155,6 +156,7 @@ def lock_jobs() -> sa.Executable:
         )
         .join_from(blocked, jobs, jobs.c.id == blocked.c.node_id)
         .where(blocked.c.waits_for == GIVEN, is_over(blocked.c.waits_for))
+        .where(*([jobs.c.id == JOB] if one else []))
         .where(jobs.c.outcome.is_(None), sees_all(jobs, batches, dependencies))
         .order_by(jobs.c.id)
         .limit(JOBS_IN_A_LOOK)
@@ -202,6 +204,14 @@ def predecessors() -> sa.Executable:
     causes = sa.select(*(cause.label(status) for status, cause in first.items())).lateral("causes")
     return sa.select(node.c.id, watch.c.after_id, of_node.exists(), *causes.c).select_from(
         node.outerjoin(watch, sa.true()).outerjoin(causes, sa.true())
+    )
+
+
+@cache
+def jobs_to_look_at() -> sa.Executable:
+    """The jobs whose watches are over, of those that watch one of these nodes."""
+    return sa.select(blocked.c.node_id).where(
+        blocked.c.waits_for == GIVEN, blocked.c.node_id > ZERO, is_over(blocked.c.waits_for)
     )
 
 
@@ -314,14 +324,20 @@ class BlockedNodes:
         """Who watches one of these nodes, or is one, and does not need to any more."""
         return Over(*self._executor.execute(over(), _nodes(node_ids)).one())
 
-    def look(self, node_ids: Iterable[int], *, notify: bool) -> JobsLook:
-        """Look at the jobs that watch one of these nodes.
+    def jobs_to_look_at(self, node_ids: Iterable[int]) -> list[int]:
+        """The jobs that watch one of these nodes and do not need to any more."""
+        return list(self._executor.execute(jobs_to_look_at(), _nodes(node_ids)).scalars())
+
+    def look(self, node_ids: Iterable[int], *, notify: bool, job_id: int | None = None) -> JobsLook:
+        """Look at the jobs that watch one of these nodes, or at one of them.
 
         Needs a transaction in READ COMMITTED: each statement after the lock must see what the last
         addition has committed.  The caller looks again, after the commit, at what they watch now.
         """
         given = _nodes(node_ids)
-        locked = {row[0]: row[1:] for row in self._executor.execute(lock_jobs(), given)}
+        one = {} if job_id is None else {"job_id": job_id}
+        statement: Any = lock_jobs(one=job_id is not None)
+        locked = {row[0]: row[1:] for row in self._executor.execute(statement, {**given, **one})}
         found = self._executor.execute(predecessors(), _jobs(locked)).all() if locked else []
         watches = {id: other for id, other, *_ in found if other is not None}
         released: dict[bool, list[int]] = {False: [], True: []}

@@ -1,7 +1,7 @@
 """Workflows: what is brought back by a requeue, and what is added before successors."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from pgqueue.repository.blocked import is_skipped
 from pgqueue.repository.tables import (
     AS_IF_NEW,
+    SUCCEEDED,
     Executor,
     among,
     array_of,
@@ -25,6 +26,8 @@ from pgqueue.repository.tables import (
     jobs,
     pg,
 )
+
+RESULTS_IN_A_READ = 1000
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
 JOB_IDS = pg.unnest(array_parameter("job_ids", sa.BigInteger))
@@ -132,6 +135,24 @@ def _blocked_again(rows: sa.Select[Any]) -> Insert:
     )
 
 
+@cache
+def results() -> sa.Executable:
+    """The results of those jobs of a task that have succeeded and for which a job waited, itself or
+    as one of a group, in the order of their ids."""
+    after = sa.select(dependencies.c.after_id).where(dependencies.c.node_id == JOB)
+    member = (
+        sa.select(batch_jobs.c.job_id)
+        .join_from(dependencies, batch_jobs, batch_jobs.c.batch_id == -dependencies.c.after_id)
+        .where(dependencies.c.node_id == JOB)
+    )
+    return (
+        sa.select(jobs.c.result)
+        .where(jobs.c.id.in_(sa.union(after, member)), jobs.c.outcome == SUCCEEDED)
+        .where(jobs.c.task == sa.any_(array_parameter("tasks", sa.Text)))
+        .order_by(jobs.c.id)
+    )
+
+
 class Workflows:
     """The workflows behind one Session or Connection."""
 
@@ -162,3 +183,10 @@ class Workflows:
             nodes = [{"id": id, "via": via} for id, via in found if (id > 0) is is_job]
             if nodes:
                 self._executor.execute(statement(), {"nodes": json.dumps(nodes)})
+
+    def results(self, job_id: int, tasks: Iterable[str]) -> Iterator[Any]:
+        """The results of the jobs with these names of a task for which a job waited."""
+        parameters = {"job_id": job_id, "tasks": array_of(tasks)}
+        options = {"yield_per": RESULTS_IN_A_READ}
+        found = self._executor.execute(results(), parameters, execution_options=options)
+        yield from found.scalars()

@@ -5,18 +5,22 @@ It has a thread and a connection of its own, so that no settle waits for it.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 
 from sqlalchemy import Connection
 
 from pgqueue import redaction
 from pgqueue.database.settings import LOOKING
 from pgqueue.repository.batches import Batches
-from pgqueue.repository.blocked import BlockedNodes
+from pgqueue.repository.blocked import BlockedNodes, JobsLook
 from pgqueue.worker.loop import NEVER, Loop
 from pgqueue.worker.rows import RowGuard
 from pgqueue.worker.runtime import WorkerRuntime
+
+Begin = Callable[[], AbstractContextManager[object]]
+"""Begins a transaction."""
 
 logger = redaction.logger(__name__)
 
@@ -38,21 +42,25 @@ class Looks(Loop):
 
     def step(self, connection: Connection) -> float:
         """If the database fails, the sweep finds what is left."""
-        node_ids = [self._ended.popleft() for _ in range(len(self._ended))]
-        if self._looker.look(connection, node_ids, is_over=self.stopping.is_set):
-            self._work_may_be_there()
+        self._look(connection, is_over=self.stopping.is_set)
         return NEVER
 
     def end(self) -> None:
         """Look at what the last settle has ended."""
         if self._ended:
-            self.reconnecting.run(self.step)
+            self.reconnecting.run(partial(self._look, is_over=lambda: False))
+
+    def _look(self, connection: Connection, *, is_over: Callable[[], bool]) -> None:
+        node_ids = [self._ended.popleft() for _ in range(len(self._ended))]
+        if self._looker.look(connection, node_ids, is_over=is_over):
+            self._work_may_be_there()
 
 
 class Looker:
     """Looks at batches and jobs.
 
-    A batch that cannot be looked at stays open, and stops no other.
+    A batch that cannot be ended stays open, a job that cannot be released stays blocked, and
+    neither stops any other.
     """
 
     def __init__(self, *, notify: bool) -> None:
@@ -65,27 +73,26 @@ class Looker:
         node_ids: Iterable[int],
         *,
         is_over: Callable[[], bool] = lambda: False,
-        begin: Callable[[], AbstractContextManager[object]] | None = None,
+        begin: Begin | None = None,
     ) -> int:
-        """Look until nothing watches one of these nodes any more; returns how many batches have
-        ended or jobs were released.
+        """Look until nothing watches one of these nodes any more; returns how many jobs were
+        released.
 
         ``begin`` begins a transaction; in a test, a savepoint in the transaction of the test.
         """
         begin = begin or connection.begin
-        nodes, batches, done = BlockedNodes(connection), Batches(connection), 0
+        nodes, batches, released = BlockedNodes(connection), Batches(connection), 0
         watched = list(node_ids)
         while watched and not is_over():
             with begin():
                 over = nodes.over(watched)
             given, watched = watched, []
             # What something watches now may have ended before that was committed: the second look.
-            while over.jobs and not is_over():
-                with begin():
-                    look = nodes.look(given, notify=self._notify)
+            looks = self._looks_at_jobs(nodes, given, begin) if over.jobs else iter(())
+            for look in looks:
                 watched += look.watches + look.ended
-                done += look.released
-                if not look.is_full:
+                released += look.released
+                if is_over():
                     break
             for batch_id in over.batch_ids:
                 if is_over() or self._guard.rests(batch_id):
@@ -98,15 +105,37 @@ class Looker:
                     if has_ended:
                         logger.info("batch %d has ended", batch_id)
                         watched.append(-batch_id)
-                        done += 1
-        return done
+        return released
+
+    def _looks_at_jobs(
+        self, nodes: BlockedNodes, node_ids: list[int], begin: Begin
+    ) -> Iterator[JobsLook]:
+        """Look at the jobs that watch one of these nodes, in portions; if the database refuses to
+        change one, at each alone."""
+        look, key = partial(nodes.look, node_ids, notify=self._notify), f"jobs after {node_ids[0]}"
+        while not self._guard.rests(key):
+            done: JobsLook | None = None
+            with self._guard.row(key, "some of the jobs that may start cannot be changed"), begin():
+                done = look()
+            if done is None:
+                break
+            yield done
+            if not done.is_full:
+                return
+        for job_id in nodes.jobs_to_look_at(node_ids):
+            if not self._guard.rests(job_id):
+                done = None
+                with self._guard.row(job_id, f"job {job_id} cannot be released"), begin():
+                    done = look(job_id=job_id)
+                if done is not None:
+                    yield done
 
     def sweep(
         self,
         connection: Connection,
         *,
         is_over: Callable[[], bool] = lambda: False,
-        begin: Callable[[], AbstractContextManager[object]] | None = None,
+        begin: Begin | None = None,
     ) -> int:
         """Look at all that watches what has ended, whoever has ended it."""
         done, swept_to = 0, None

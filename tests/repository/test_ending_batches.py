@@ -20,6 +20,7 @@ from pgqueue.repository.blocked import BlockedNodes
 from pgqueue.repository.workers import Workers
 from pgqueue.tables import BatchJob
 from pgqueue.testing.databases import fresh_database
+from pgqueue.worker.looks import Looker
 
 WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 queue = PgQueue()
@@ -56,8 +57,8 @@ def ending(engine: Engine) -> Iterator[Connection]:
 def end(connection: Connection) -> bool | None:
     """Look at the batch in an open transaction: whether it has ended, None if it is skipped."""
     over, _ = BlockedNodes(connection).swept(None)
-    for batch_id in BlockedNodes(connection).batches_to_look_at(over):
-        look = Batches(connection).look(batch_id, notify=False)
+    for batch_id in BlockedNodes(connection).over(over).batch_ids:
+        look = Batches(connection).look(batch_id)
         return look.has_ended if look != Look() else None
     return None
 
@@ -150,6 +151,7 @@ def test_a_second_worker_skips_the_batch_that_the_first_ends(
         other.rollback()
         ending.commit()
         assert end(other) is None
+    Looker(notify=False).look(ending, [-batch_id])
 
     with Session(engine) as session:
         [callback] = session.query(Job).where(Job.task == "tests.told")
@@ -174,12 +176,12 @@ def sql_of(statement: Any) -> str:
     return str(statement.compile(dialect=dialect))
 
 
-def test_the_lock_of_an_addition_is_the_weakest_and_that_of_an_end_waits_for_none() -> None:
+def test_additions_share_their_lock_and_that_of_an_end_waits_for_none() -> None:
     added = sql_of(batches.keep_open())
     ended = sql_of(batches.lock_batch())
 
-    assert added.endswith("FOR KEY SHARE")
-    assert ended.endswith("FOR UPDATE SKIP LOCKED")
+    assert added.endswith("FOR SHARE")
+    assert ended.endswith("FOR NO KEY UPDATE SKIP LOCKED")
 
 
 BIG = 20_000

@@ -248,7 +248,7 @@ def test_no_statement_deletes_or_ends_what_it_cannot_see(
         assert queue.check(Session(connection)) == []
 
     def end_batch(connection: Connection) -> object:
-        return Batches(connection).look(batch.id, notify=False)
+        return Batches(connection).look(batch.id)
 
     steps: list[Callable[[Connection], object]] = [
         lambda line: Rescues(line).rescue(),
