@@ -105,8 +105,9 @@ class OpenWorkflow(OpenBatch):
             >>> parts = flow.add_many(transform, [(n,) for n in range(100)], after=rows)
             >>> flow.add(load.job(12), after=parts)
         """
-        with self.group(name or task.name, after=after, when=when) as group:
-            task.enqueue_many(self._open_session(), rows)
+        session = self._open_session()
+        with Group(self, session, name or task.name, _nodes(after), when) as group:
+            task.enqueue_many(session, rows)
         return group
 
     async def add_many_async(
@@ -174,7 +175,7 @@ class OpenWorkflow(OpenBatch):
             >>> flow.add(report.job(12), after=mails)
         """
         self._open_session()
-        return Group(self, name, _nodes(after), when)
+        return Group(self, self._given, name, _nodes(after), when)
 
     @property
     def workflow_id(self) -> int:
@@ -270,10 +271,15 @@ class Group(OpenWorkflow):
     KIND = "group"
 
     def __init__(
-        self, whole: OpenWorkflow, name: str | None, after: Sequence[Node], when: When
+        self,
+        whole: OpenWorkflow,
+        session: Any,
+        name: str | None,
+        after: Sequence[Node],
+        when: When,
     ) -> None:
         check_name(self.KIND, name)
-        super().__init__(whole._given, f"{self.KIND} {name}" if name else self.KIND)
+        super().__init__(session, f"{self.KIND} {name}" if name else self.KIND)
         self._whole = whole
         self._name = name
         self._after = after

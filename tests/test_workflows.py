@@ -1,14 +1,18 @@
 """Workflows: jobs that wait for each other."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, make_url, select, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from worker_rig import endings
 
+from chaos.interleavings.logical_workers import execute
 from pgqueue import (
+    Change,
     Job,
     JobContext,
     JobStatus,
@@ -20,6 +24,8 @@ from pgqueue import (
     Worker,
 )
 from pgqueue.tables import WaitingMessage
+from pgqueue.testing import run_jobs
+from pgqueue.worker.duties.prune import PruneRound, RoundState
 from pgqueue.workflows import OpenWorkflow
 
 
@@ -296,3 +302,74 @@ def test_a_job_reads_the_results_of_those_for_which_it_waited(rig: Rig, session:
     rig.work()
 
     assert read == [["first", "a", "b"]]
+
+
+def test_jobs_that_wait_for_others_are_listed_and_counted(rig: Rig, session: Session) -> None:
+    with rig.queue.workflow(session) as flow:
+        root = flow.add(rig.note.job("root"))
+        flow.add_many(rig.note, [("a",), ("b",)], after=root)
+    session.commit()
+
+    counts = {(one.queue, one.status): one.jobs for one in rig.queue.counts(session)}
+    assert counts["default", JobStatus.BLOCKED] == 2
+    blocked = select(Job.args["name"].astext).where(Job.status == JobStatus.BLOCKED)
+    assert set(session.scalars(blocked)) == {"a", "b"}
+    assert rig.queue.cancel_batch(session, flow.id) == {Change.CANCELLED: 3}
+    session.commit()
+    rig.work()
+    assert rig.outcome(flow) == "cancelled"
+
+
+def test_a_test_runs_whole_workflows_in_its_transaction(engine: Engine) -> None:
+    rig = Rig(engine)
+    with rig.queue.session() as session:
+        with rig.queue.workflow(session, on_success=rig.note_id) as flow:
+            parts = flow.add_many(rig.note, [("a",), ("b",)])
+            flow.add(rig.note.job("last"), after=parts)
+
+        jobs = run_jobs(session, queue=rig.queue)
+
+        assert rig.ran == ["a", "b", "last", "done"]
+        assert len(jobs) == 4
+        session.rollback()
+
+
+def test_an_async_session_opens_workflows(rig: Rig, database_url: str) -> None:
+    async def run() -> None:
+        engine = create_async_engine(make_url(database_url).set(drivername="postgresql+asyncpg"))
+        async with AsyncSession(engine, expire_on_commit=False) as session:
+            async with rig.queue.workflow(session) as flow:
+                root = await flow.add_async(rig.note.job("root"))
+                async with flow.group("parts", after=root) as group:
+                    await rig.note.enqueue_async(session, "part")
+                parts = await flow.add_many_async(rig.note, [("other",)], after=group)
+                await flow.add_async(rig.note.job("last"), after=[parts, group])
+            await session.commit()
+        await engine.dispose()
+
+    asyncio.run(run())
+    rig.work()
+
+    assert rig.ran == ["root", "part", "other", "last"]
+
+
+def test_nothing_of_a_workflow_stays_when_its_time_is_over(engine: Engine) -> None:
+    rig = Rig(engine)
+    with (
+        rig.queue.session() as session,
+        session.begin(),
+        rig.queue.workflow(session, on_success=rig.tell, on_failure=rig.note_id) as flow,
+    ):
+        parts = flow.add_many(rig.note, [("a",), ("b",)])
+        flow.add(rig.note.job("last"), after=parts)
+    rig.work()
+    past = "SET {0} = {0} - interval '9 years'"
+    execute(engine, f"UPDATE pgqueue.batches {past.format('ended_at')}")
+    execute(engine, f"UPDATE pgqueue.jobs {past.format('finished_at')}")
+
+    prune_round = PruneRound(rig.queue.retention)
+    with engine.connect() as connection:
+        while prune_round.step(connection) is RoundState.MORE:
+            pass
+        for table in ("jobs", "batches", "batch_jobs", "blocked", "dependencies"):
+            assert connection.scalar(text(f"SELECT count(*) FROM pgqueue.{table}")) == 0

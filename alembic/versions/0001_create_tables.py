@@ -440,9 +440,9 @@ def create_batches() -> None:
     create_index("blocked_waits_for", "blocked", ["waits_for"])
     create_table(
         "dependencies",
-        number("node_id", sa.BigInteger),
+        number("job_id", sa.BigInteger),
         number("after_id", sa.BigInteger),
-        key("dependencies", "node_id", "after_id"),
+        key("dependencies", "job_id", "after_id"),
     )
     create_index("dependencies_after_id", "dependencies", ["after_id"])
 

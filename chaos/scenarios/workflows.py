@@ -29,13 +29,13 @@ OPEN = "SELECT count(*) FROM pgqueue.batches WHERE is_workflow AND ended_at IS N
 NOT_SUCCEEDED = "SELECT count(*) FROM pgqueue.batches WHERE is_workflow AND outcome <> 'succeeded'"
 EARLY = """
     WITH edges AS (
-        SELECT node_id, after_id FROM pgqueue.dependencies WHERE after_id > 0
+        SELECT job_id AS id, after_id FROM pgqueue.dependencies WHERE after_id > 0
         UNION ALL
-        SELECT node_id, job_id FROM pgqueue.dependencies
+        SELECT dependencies.job_id, batch_jobs.job_id FROM pgqueue.dependencies
         JOIN pgqueue.batch_jobs ON batch_id = -after_id
     )
-    SELECT count(DISTINCT node_id) FROM edges
-    JOIN pgqueue.jobs AS node ON node.id = node_id
+    SELECT count(DISTINCT node.id) FROM edges
+    JOIN pgqueue.jobs AS node ON node.id = edges.id
     JOIN pgqueue.jobs AS before ON before.id = after_id
     WHERE node.started_at < before.finished_at
 """

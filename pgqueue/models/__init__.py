@@ -24,7 +24,7 @@ from pgqueue.models.queue_minute import QueueMinute
 from pgqueue.models.queue_settings import QueueSettings
 from pgqueue.models.schedule import Schedule
 from pgqueue.models.schema_version import SchemaVersion
-from pgqueue.models.states import DEAD, ENDED, STATES, UNFINISHED, WAITING, JobStatus
+from pgqueue.models.states import DEAD, ENDED, STATES, UNFINISHED, WAITING, JobStatus, State
 from pgqueue.models.task_minute import TaskMinute
 from pgqueue.models.unreadable_job import UnreadableJob
 from pgqueue.models.waiting_message import WaitingMessage
@@ -58,6 +58,7 @@ __all__ = [
     "Deploy",
     "OperatorAction",
     "SchemaVersion",
+    "State",
     "STATES",
     "WAITING",
     "UNFINISHED",

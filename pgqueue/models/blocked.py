@@ -28,5 +28,5 @@ class Dependency(Base):
     __tablename__ = "dependencies"
     __table_args__ = (Index("dependencies_after_id", "after_id"),)
 
-    node_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     after_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)

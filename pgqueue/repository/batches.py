@@ -188,7 +188,7 @@ def end_batch() -> sa.Executable:
     batch = sa.update(batches).where(batches.c.id == BATCH, IS_OPEN)
     callback = (
         sa.select(pg.min(jobs.c.id))
-        .join_from(dependencies, jobs, jobs.c.id == dependencies.c.node_id)
+        .join_from(dependencies, jobs, jobs.c.id == dependencies.c.job_id)
         .where(dependencies.c.after_id == -sa.cast(BATCH, sa.BigInteger), jobs.c.outcome.is_(None))
         .where(batches.c.workflow_id.is_(None), runs_when(text_parameter("outcome_is")))
         .correlate(batches)

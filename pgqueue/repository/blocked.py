@@ -179,7 +179,7 @@ def predecessors() -> sa.Executable:
         .render_derived(name="node")
     )
     edge, after = dependencies.c, dependencies.c.after_id
-    of_node = sa.select(after).where(edge.node_id == node.c.id)
+    of_node = sa.select(after).where(edge.job_id == node.c.id)
     unfinished = of_node.where(~is_over(after)).order_by(after.desc()).limit(sa.literal_column("1"))
     watch = unfinished.lateral("watch")
     of_job = sa.select(jobs.c.outcome).where(jobs.c.id == after)
@@ -190,7 +190,7 @@ def predecessors() -> sa.Executable:
     )
     ended = (
         sa.select(after, outcome.label("outcome"))
-        .where(edge.node_id == node.c.id, watch.c.after_id.is_(None))
+        .where(edge.job_id == node.c.id, watch.c.after_id.is_(None))
         .correlate(node, watch)
         .offset(AS_IT_STANDS)
         .subquery("ended")

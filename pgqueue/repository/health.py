@@ -8,7 +8,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
-from pgqueue.models import SCHEMA, STATES, WAITING, JobStatus
+from pgqueue.models import SCHEMA, STATES, WAITING, JobStatus, State
 from pgqueue.repository.reading import Moment, span
 from pgqueue.repository.tables import (
     NEWLINE,
@@ -39,7 +39,7 @@ def count_jobs(*, succeeded: bool) -> sa.Executable:
     """
     # Without the conditions of STATES: to look for leases costs more than to count, and a job has
     # a message or a lease.
-    waiting = (_count(STATES[status].table.c.queue, status) for status in WAITING)
+    waiting = (_count(_queues_of(STATES[status]), status) for status in WAITING)
     running = _count(jobs.c.queue, JobStatus.RUNNING).join_from(
         leases, jobs, leases.c.target_id == jobs.c.id
     )
@@ -48,6 +48,15 @@ def count_jobs(*, succeeded: bool) -> sa.Executable:
     if succeeded:
         counts.append(_count(jobs.c.queue, JobStatus.SUCCEEDED).where(jobs.c.outcome == SUCCEEDED))
     return sa.union_all(*counts)
+
+
+def _queues_of(state: State) -> sa.ColumnElement[str]:
+    """The queue of each job that stands in the table of a state, or elsewhere."""
+    if state.elsewhere is None:
+        queue: sa.ColumnElement[str] = state.table.c.queue
+        return queue
+    others = sa.select(jobs.c.queue).join(state.elsewhere.table, state.elsewhere == jobs.c.id)
+    return sa.union_all(sa.select(state.table.c.queue), others).subquery("waiting").c.queue
 
 
 def _count(queue: sa.ColumnElement[str], status: JobStatus) -> sa.Select[str, str, int]:

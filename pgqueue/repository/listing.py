@@ -217,7 +217,7 @@ def batches_of_job() -> sa.Executable:
 @cache
 def watch_of_job() -> sa.Executable:
     """The node that a job watches, and for how many it waits."""
-    edges = sa.select(count_rows()).where(dependencies.c.node_id == JOB).scalar_subquery()
+    edges = sa.select(count_rows()).where(dependencies.c.job_id == JOB).scalar_subquery()
     return sa.select(blocked.c.waits_for, edges).where(blocked.c.node_id == JOB)
 
 

@@ -67,7 +67,7 @@ def dispatch_of(job: sa.CTE, *, limited: bool, after: bool = False) -> list[sa.C
         return [(waiting_message_of if limited else message_of)(job).cte("message")]
     predecessor = pg.unnest(array_parameter("after", sa.BigInteger))
     edges = sa.insert(dependencies).from_select(
-        ["node_id", "after_id"], sa.select(job.c.id, predecessor)
+        ["job_id", "after_id"], sa.select(job.c.id, predecessor)
     )
     watched = sa.cast(sa.bindparam("waits_for", type_=sa.BigInteger), sa.BigInteger)
     node = sa.insert(blocked).from_select(["node_id", "waits_for"], sa.select(job.c.id, watched))

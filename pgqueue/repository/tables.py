@@ -269,5 +269,5 @@ def deleted_records(gone: sa.CTE) -> list[sa.CTE]:
         sa.delete(job_attempts).where(job_attempts.c.job_id == ids).cte("attempts"),
         sa.delete(dead_letters).where(dead_letters.c.job_id == ids).cte("letters"),
         sa.delete(unreadable_jobs).where(unreadable_jobs.c.job_id == ids).cte("unreadable"),
-        sa.delete(dependencies).where(dependencies.c.node_id == ids).cte("edges"),
+        sa.delete(dependencies).where(dependencies.c.job_id == ids).cte("edges"),
     ]

@@ -39,7 +39,7 @@ def lock_successors() -> sa.Executable:
     transaction ends.  A look leaves them out."""
     return (
         sa.select(blocked.c.node_id)
-        .join_from(dependencies, blocked, blocked.c.node_id == dependencies.c.node_id)
+        .join_from(dependencies, blocked, blocked.c.node_id == dependencies.c.job_id)
         .where(dependencies.c.after_id == JOB)
         .order_by(blocked.c.node_id)
         .with_for_update(read=True, of=blocked)
@@ -56,7 +56,7 @@ def add_dependencies() -> sa.Executable:
         for name in ("nodes", "others")
     )
     rows = sa.select(node.c.id, other.c.id).select_from(node.join(other, sa.true()))
-    return sa.insert(dependencies).from_select(["node_id", "after_id"], rows)
+    return sa.insert(dependencies).from_select(["job_id", "after_id"], rows)
 
 
 @cache
@@ -72,8 +72,8 @@ def reached() -> sa.Executable:
     whole = sa.alias(batches, "whole")
     is_callback = sa.exists().where(whole.c.id == -found.c.node_id, whole.c.is_workflow)
     successors = (
-        sa.select(dependencies.c.node_id)
-        .join_from(dependencies, jobs, jobs.c.id == dependencies.c.node_id)
+        sa.select(dependencies.c.job_id.label("node_id"))
+        .join_from(dependencies, jobs, jobs.c.id == dependencies.c.job_id)
         .where(dependencies.c.after_id == found.c.node_id, jobs.c.outcome.is_not(None))
         .where(sa.or_(is_skipped(), is_callback.correlate_except(whole)))
     )
@@ -139,11 +139,11 @@ def _blocked_again(rows: sa.Select[Any]) -> Insert:
 def results() -> sa.Executable:
     """The results of those jobs of a task that have succeeded and for which a job waited, itself or
     as one of a group, in the order of their ids."""
-    after = sa.select(dependencies.c.after_id).where(dependencies.c.node_id == JOB)
+    after = sa.select(dependencies.c.after_id).where(dependencies.c.job_id == JOB)
     member = (
         sa.select(batch_jobs.c.job_id)
         .join_from(dependencies, batch_jobs, batch_jobs.c.batch_id == -dependencies.c.after_id)
-        .where(dependencies.c.node_id == JOB)
+        .where(dependencies.c.job_id == JOB)
     )
     return (
         sa.select(jobs.c.result)

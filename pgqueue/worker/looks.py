@@ -122,7 +122,9 @@ class Looker:
             yield done
             if not done.is_full:
                 return
-        for job_id in nodes.jobs_to_look_at(node_ids):
+        with begin():
+            job_ids = nodes.jobs_to_look_at(node_ids)
+        for job_id in job_ids:
             if not self._guard.rests(job_id):
                 done = None
                 with self._guard.row(job_id, f"job {job_id} cannot be released"), begin():

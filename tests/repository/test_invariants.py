@@ -74,7 +74,7 @@ DAMAGES = [
         "a blocked node watches something unfinished, or is looked at within a minute",
         f"""{NO_MESSAGE};
         UPDATE pgqueue.jobs SET created_at = created_at - interval '2 minutes' WHERE id = :id;
-        INSERT INTO pgqueue.blocked VALUES (:id, -77, ARRAY['succeeded'])""",
+        INSERT INTO pgqueue.blocked VALUES (:id, -77)""",
         is_in_view=False,
     ),
     Damage(

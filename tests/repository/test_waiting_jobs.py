@@ -161,7 +161,7 @@ def test_two_failures_before_one_job_are_requeued_at_once(
 def test_a_job_that_cannot_be_released_stops_no_other(bound: Engine, looking: Connection) -> None:
     with Session(bound) as session, session.begin(), queue.workflow(session) as flow:
         root = flow.add(piece.job()).id
-        refused, other = (flow.add(piece.job(), after=root).id for _ in range(2))
+        refused, other = (flow.add(piece.job(), after=root, when="ended").id for _ in range(2))
     with looking.begin():
         looking.exec_driver_sql(
             f"""

@@ -251,7 +251,7 @@ def it_is_behind_another_in_order(engine: Engine, worker: LogicalWorker) -> int:
     return put(engine, "bank", 2)[1]
 
 
-@case(r"waits for batch 1 to end as failed or cancelled")
+@case(r"waits for the end of batch 1")
 def its_batch_is_open(engine: Engine, worker: LogicalWorker) -> int:
     queue = PgQueue(engine)
     told = queue.task(name="tests.told")(lambda batch_id: None)
