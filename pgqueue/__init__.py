@@ -56,6 +56,7 @@ from pgqueue.rules.unique import Unique
 from pgqueue.schedules import Schedules
 from pgqueue.tasks import Task
 from pgqueue.worker import Worker, WorkerHealth
+from pgqueue.workflows import Group, OpenWorkflow
 
 __all__ = [
     # queue, tasks and workers
@@ -104,6 +105,8 @@ __all__ = [
     # batches
     "BatchState",
     "OpenBatch",
+    "OpenWorkflow",
+    "Group",
     # schedules
     "Schedules",
     "ScheduleState",
