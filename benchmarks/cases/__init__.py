@@ -4,6 +4,7 @@
 from benchmarks.cases import drains as drains
 from benchmarks.cases import limited as limited
 from benchmarks.cases import batches as batches
+from benchmarks.cases import workflows as workflows
 from benchmarks.cases import enqueues as enqueues
 from benchmarks.cases import pickup as pickup
 from benchmarks.cases import starts as starts

@@ -3,8 +3,9 @@
 Options: ``handler`` (sync, async, transactional, process), ``concurrency``, ``notify``, ``poll``,
 ``padding`` (bytes that each payload carries along), ``limit`` (how many jobs of a key run at once),
 ``keys`` (over which the jobs are spread), ``fair`` (whether the keys take turns), ``seconds`` (for
-which each job of a bulk runs), ``batch`` (whether the jobs of a bulk are one batch),
-``statistics`` (whether the worker counts its attempts).
+which each job of a bulk runs), ``batch`` (whether the jobs of a bulk are one batch), ``graph``
+(they are a workflow: "fan", all but two between the first and the last; "chain", each after the one
+before), ``statistics`` (whether the worker counts its attempts).
 """
 
 import time
@@ -35,7 +36,7 @@ LIMIT = option("limit", None)
 SECONDS = option("seconds", 0)
 EVERYTHING = "jobs, message_queue, leases, job_attempts, dead_letters"
 EVERYTHING += ", waiting_messages, limit_places, limit_buckets"
-EVERYTHING += ", batches, batch_jobs, task_minutes, error_groups"
+EVERYTHING += ", batches, batch_jobs, blocked, dependencies, task_minutes, error_groups"
 
 
 if option("handler", "sync") == "sync":
@@ -76,6 +77,21 @@ def in_batch(session):
     return queue.batch(session, "all") if option("batch", False) else nullcontext()
 
 
+def fan(flow, rows):
+    root = flow.add(nothing.job(**rows[0]))
+    parts = flow.add_many(nothing, rows[1:-1], after=root)
+    flow.add(nothing.job(**rows[-1]), after=parts)
+
+
+def chain(flow, rows):
+    last = ()
+    for row in rows:
+        last = flow.add(nothing.job(**row), after=last)
+
+
+GRAPHS = {"fan": fan, "chain": chain}
+
+
 class PgqueueAdapter(Tables, Adapter):
     def setup(self):
         queue.upgrade()
@@ -110,8 +126,13 @@ class PgqueueAdapter(Tables, Adapter):
         self.enqueue_rows(rows)
 
     def enqueue_rows(self, rows):
-        with queue.session() as session, session.begin(), in_batch(session):
-            nothing.enqueue_many(session, rows)
+        with queue.session() as session, session.begin():
+            if graph := option("graph", None):
+                with queue.workflow(session) as flow:
+                    GRAPHS[graph](flow, rows)
+            else:
+                with in_batch(session):
+                    nothing.enqueue_many(session, rows)
 
     def left(self):
         return self.sql("SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NULL")[0][0]

@@ -4,6 +4,7 @@ It has a thread and a connection of its own, so that no settle waits for it.
 :mod:`pgqueue.repository.blocked` says why it begins after the commit of a settle.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -22,6 +23,10 @@ from pgqueue.worker.runtime import WorkerRuntime
 Begin = Callable[[], AbstractContextManager[object]]
 """Begins a transaction."""
 
+AFTER_NOTHING = 0.005
+"""Seconds between a look that has released nothing and the next one: while thousands of jobs of a
+batch end, most looks find nothing."""
+
 logger = redaction.logger(__name__)
 
 
@@ -33,12 +38,13 @@ class Looks(Loop):
         self._looker = Looker(notify=notify)
         self._work_may_be_there = runtime.work_may_be_there
         self._ended: deque[int] = deque()
+        self._idle_until = 0.0
 
     def ended(self, node_ids: Iterable[int]) -> None:
         """Look at these nodes, and at what watches them: batches whose jobs have ended, and what a
         sweep has found.  Any thread may call it."""
         self._ended.extend(node_ids)
-        self.wake()
+        self.wake(self._idle_until - time.monotonic())
 
     def step(self, connection: Connection) -> float:
         """If the database fails, the sweep finds what is left."""
@@ -54,6 +60,8 @@ class Looks(Loop):
         node_ids = [self._ended.popleft() for _ in range(len(self._ended))]
         if self._looker.look(connection, node_ids, is_over=is_over):
             self._work_may_be_there()
+        else:
+            self._idle_until = time.monotonic() + AFTER_NOTHING
 
 
 class Looker:
