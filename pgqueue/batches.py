@@ -150,9 +150,7 @@ class NewBatch(OpenBatch):
         self._callbacks: list[Callback] = []
 
     def _begin(self, rows: Batches) -> int:
-        batch_id = rows.add(
-            self._name, self._meta, self._application, is_workflow=self.OF_KIND != OF_BATCH
-        )
+        batch_id = self._insert(rows)
         for parameter, task in self._tasks.items():
             when = [OUTCOMES[parameter]]
             if parameter == "on_failure" and "on_cancelled" not in self._tasks:
@@ -173,6 +171,9 @@ class NewBatch(OpenBatch):
             rows.watch(self.id, max(job_ids))
         for callback in self._callbacks:
             rows.add_callback(callback)
+
+    def _insert(self, rows: Batches) -> int:
+        return rows.add(self._name, self._meta, self._application)
 
     def _meta_of_callback(self, batch_id: int, when: Sequence[str]) -> dict[str, Any]:
         return {} if when == [JobStatus.SUCCEEDED] else {RUNS_WHEN: when}

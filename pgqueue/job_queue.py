@@ -646,6 +646,7 @@ class PgQueue(Operations):
         on_failure: Task[..., Any] | None = None,
         on_cancelled: Task[..., Any] | None = None,
         meta: Mapping[str, Any] | None = None,
+        deadline: timedelta | None = None,
     ) -> OpenWorkflow:
         """Return a ``with`` block whose jobs are one workflow; ``async with`` for an AsyncSession.
 
@@ -662,6 +663,8 @@ class PgQueue(Operations):
                 cancelled.
             on_cancelled: The same if none has failed and one was cancelled.
             meta: A dict of JSON data.
+            deadline: How long after the enqueue workers cancel what has not ended.  They ask
+                running handlers to stop.  Jobs that run when others are cancelled still do.
 
         Returns:
             The workflow, to which jobs can be added in the block.
@@ -681,6 +684,7 @@ class PgQueue(Operations):
             session,
             name,
             meta=meta,
+            deadline=deadline,
             callbacks=self._callbacks("workflow", name, on_success, on_failure, on_cancelled),
             application=self.application,
         )

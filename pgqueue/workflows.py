@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Literal, get_args
 
 from sqlalchemy.orm import Session
 
 from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch, check_name
-from pgqueue.checks import checked_id, quoted
+from pgqueue.checks import SHORTEST_SPAN, check, checked_id, quoted, span
 from pgqueue.database.callers import joined
 from pgqueue.database.collecting import Collecting, collected, collecting_of
 from pgqueue.errors import OptionError, PgQueueError
@@ -246,6 +247,19 @@ def _nodes(given: Node | Iterable[Node]) -> Sequence[Node]:
 
 class NewWorkflow(OpenWorkflow, NewBatch):
     """Creates the workflow."""
+
+    def __init__(
+        self, session: Any, name: str | None, *, deadline: timedelta | None, **others: Any
+    ) -> None:
+        super().__init__(session, name, **others)
+        if deadline is not None:
+            check(f"{self._where}: ", "deadline", deadline, span(SHORTEST_SPAN))
+        self._deadline = deadline
+
+    def _insert(self, rows: Batches) -> int:
+        return rows.add(
+            self._name, self._meta, self._application, is_workflow=True, deadline=self._deadline
+        )
 
     def _meta_of_callback(self, batch_id: int, when: Sequence[str]) -> dict[str, Any]:
         # The key of the workflow: what is skipped of it can be restored.

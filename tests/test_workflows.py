@@ -2,22 +2,22 @@
 
 import asyncio
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, make_url, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
-from worker_rig import endings
+from worker_rig import endings, running
 
-from chaos.interleavings.logical_workers import execute
+from chaos.interleavings.logical_workers import execute, wait_until
 from pgqueue import (
     Change,
     Job,
     JobContext,
     JobStatus,
     Limit,
-    OptionError,
     PgQueue,
     PgQueueError,
     Selection,
@@ -48,6 +48,9 @@ class Rig:
 
     def _tell(self, workflow_id: int) -> None:
         self.ran.append("told")
+
+    def until_cancelled(self, ctx: JobContext) -> None:
+        wait_until(ctx.is_cancelled, what="the job is cancelled")
 
     def _done(self, workflow_id: int) -> None:
         self.ran.append("done")
@@ -266,13 +269,14 @@ def test_a_released_job_waits_for_its_limits(engine: Engine, session: Session) -
     ("wrong", "message"),
     [
         ({"when": "done"}, "when is 'done'; give one of"),
+        ({"after": [0.5]}, "a job's id is needed here"),
         ({"after": Job()}, "has no id yet; flush the session"),
     ],
 )
 def test_wrong_values_are_refused(
     rig: Rig, session: Session, wrong: dict[str, Any], message: str
 ) -> None:
-    with rig.queue.workflow(session) as flow, pytest.raises(OptionError, match=message):
+    with rig.queue.workflow(session) as flow, pytest.raises(PgQueueError, match=message):
         flow.add(rig.note.job("a"), **wrong)
     session.rollback()
 
@@ -373,3 +377,25 @@ def test_nothing_of_a_workflow_stays_when_its_time_is_over(engine: Engine) -> No
             pass
         for table in ("jobs", "batches", "batch_jobs", "blocked", "dependencies"):
             assert connection.scalar(text(f"SELECT count(*) FROM pgqueue.{table}")) == 0
+
+
+@pytest.mark.journey
+def test_what_has_not_ended_at_the_deadline_is_cancelled(engine: Engine) -> None:
+    rig = Rig(engine)
+    stopped = rig.queue.task(name="stopped")(rig.until_cancelled)
+    with rig.queue.session() as session, session.begin():
+        deadline = timedelta(seconds=1)
+        with rig.queue.workflow(session, on_failure=rig.tell, deadline=deadline) as flow:
+            first = flow.add(stopped.job())
+            flow.add(rig.note.options(delay=timedelta(hours=1)).job("later"))
+            flow.add(rig.note.job("second"), after=first)
+            flow.add(rig.note.job("clean up"), after=first, when="cancelled")
+
+    with running(Worker(rig.queue, concurrency=2)):
+        wait_until(lambda: "told" in rig.ran, what="the workflow ends")
+
+    assert rig.ran == ["clean up", "told"]
+    assert rig.outcome(flow) == "cancelled"
+    with rig.queue.session() as session:
+        cancelled = dict.fromkeys(("later", "second"), "cancelled")
+        assert statuses(session) == {**cancelled, "clean up": "succeeded"}

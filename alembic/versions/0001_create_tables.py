@@ -416,13 +416,20 @@ def create_batches() -> None:
         column("counted", JSONB, null=True),
         time("count_at"),
         flag("is_workflow"),
+        time("deadline_at"),
         number("workflow_id", sa.BigInteger, null=True),
         key("batches", "id"),
         check("batches_outcome", "outcome IN ('succeeded', 'failed', 'cancelled')"),
         check("batches_ended_at", "(outcome IS NULL) = (ended_at IS NULL)"),
-        check("batches_times", in_range("created_at", "ended_at", "count_at")),
+        check("batches_times", in_range("created_at", "ended_at", "count_at", "deadline_at")),
     )
     create_index("batches_open", "batches", ["id"], where="ended_at IS NULL")
+    create_index(
+        "batches_deadline_at",
+        "batches",
+        ["deadline_at"],
+        where="deadline_at IS NOT NULL AND ended_at IS NULL",
+    )
     create_table(
         "batch_jobs",
         number("batch_id", sa.BigInteger),

@@ -45,14 +45,24 @@ class Batch(Base):
     """The application whose workers delete the batch; empty for one without a name."""
     is_workflow: Mapped[bool] = mapped_column(server_default=text("false"))
     """Whether its jobs may wait for each other, and a requeue of one opens it again."""
+    deadline_at: Mapped[datetime | None]
+    """When workers cancel what has not ended of it; NULL without a deadline."""
     workflow_id: Mapped[int | None] = mapped_column(BigInteger)
     """Of a group of jobs, the workflow to which they belong."""
 
     __table_args__ = (
-        CheckConstraint(times_in_range("created_at", "ended_at", "count_at"), name="batches_times"),
+        CheckConstraint(
+            times_in_range("created_at", "ended_at", "count_at", "deadline_at"),
+            name="batches_times",
+        ),
         CheckConstraint("outcome IN ('succeeded', 'failed', 'cancelled')", name="batches_outcome"),
         CheckConstraint("(outcome IS NULL) = (ended_at IS NULL)", name="batches_ended_at"),
         Index("batches_open", "id", postgresql_where=text("ended_at IS NULL")),
+        Index(
+            "batches_deadline_at",
+            "deadline_at",
+            postgresql_where=text("deadline_at IS NOT NULL AND ended_at IS NULL"),
+        ),
     )
 
 

@@ -74,7 +74,12 @@ def add_batch(*, named: bool, workflow: bool) -> sa.Executable:
         row["application"] = text_parameter("of_application")
     if workflow:
         group_of = sa.cast(sa.bindparam("group_of", type_=sa.BigInteger), sa.BigInteger)
-        row |= {"workflow_id": group_of, "is_workflow": group_of.is_(None)}
+        deadline = sa.cast(sa.bindparam("deadline", type_=sa.Interval), sa.Interval)
+        row |= {
+            "workflow_id": group_of,
+            "is_workflow": group_of.is_(None),
+            "deadline_at": clock() + deadline,
+        }
     batch = sa.insert(batches).values(row).returning(batches.c.id).cte("batch")
     watch = sa.select(-batch.c.id, sa.literal_column(str(NOTHING), sa.BigInteger))
     node = sa.insert(blocked).from_select(["node_id", "waits_for"], watch)
@@ -115,6 +120,36 @@ def has_due_count() -> sa.ColumnElement[bool]:
     """
     first = sa.select(batches.c.id).where(is_count_due()).order_by(batches.c.id)
     return first.limit(sa.literal_column("1")).scalar_subquery().is_not(None)
+
+
+def is_overdue() -> sa.ColumnElement[bool]:
+    """Whether the deadline of a batch that is open is over."""
+    return sa.and_(IS_OPEN, batches.c.deadline_at.is_not(None), batches.c.deadline_at <= NOW)
+
+
+def has_overdue() -> sa.ColumnElement[bool]:
+    """Whether the deadline of a batch is over that is open."""
+    first = sa.select(batches.c.id).where(is_overdue()).order_by(batches.c.deadline_at)
+    return first.limit(sa.literal_column("1")).scalar_subquery().is_not(None)
+
+
+@cache
+def jobs_past_deadline() -> sa.Executable:
+    """The first jobs, after an id, of batches whose deadlines are over.
+
+    Without those that wait for other jobs, as the end of these skips them, and without those that
+    start when others are cancelled.
+    """
+    waits = sa.exists().where(blocked.c.node_id == jobs.c.id)
+    overdue = sa.select(batches.c.id).where(is_overdue())
+    return (
+        sa.select(jobs.c.id)
+        .join_from(batch_jobs, jobs, jobs.c.id == batch_jobs.c.job_id)
+        .where(batch_jobs.c.batch_id == among(overdue), jobs.c.id > AFTER, ~runs_when(CANCELLED))
+        .where(jobs.c.outcome.is_(None), jobs.c.cancel_requested_at.is_(None), ~waits)
+        .order_by(jobs.c.id)
+        .limit(sa.bindparam("limit", type_=sa.BigInteger))
+    )
 
 
 @cache
@@ -418,6 +453,7 @@ class Batches:
         *,
         is_workflow: bool = False,
         group_of: int | None = None,
+        deadline: timedelta | None = None,
     ) -> int:
         """Insert a batch, a workflow, or a group of a workflow; returns its id."""
         row: dict[str, Any] = {"name": name, "meta": meta}
@@ -425,7 +461,7 @@ class Batches:
             row["of_application"] = application
         is_part = is_workflow or group_of is not None
         if is_part:
-            row["group_of"] = group_of
+            row |= {"group_of": group_of, "deadline": deadline}
         statement = add_batch(named=bool(application), workflow=is_part)
         return int(self._executor.execute(statement, row).scalar_one())
 
@@ -462,6 +498,12 @@ class Batches:
         """The first batches after an id that are to be counted.  Locks nothing."""
         parameters = {"after": after, "limit": limit}
         return list(self._executor.execute(due_counts(), parameters).scalars())
+
+    def past_deadline(self, *, after: int, limit: int) -> list[int]:
+        """The first jobs after an id that are to be cancelled as the deadline of their batch is
+        over."""
+        parameters = {"after": after, "limit": limit}
+        return list(self._executor.execute(jobs_past_deadline(), parameters).scalars())
 
     def begin_count(self, batch_id: int) -> Mapping[str, Any] | None:
         """Take the next count of a batch; returns the last one, None if another worker counts."""

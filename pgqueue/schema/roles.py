@@ -81,7 +81,8 @@ RIGHTS = {
     "limit_buckets": Rights(worker=WRITE, dashboard=READ),
     "batches": Rights(
         worker=WRITE,
-        enqueue="INSERT (name, meta, application, is_workflow, workflow_id), SELECT (id)",
+        enqueue="INSERT (name, meta, application, is_workflow, deadline_at, "
+        "workflow_id), SELECT (id)",
         # A requeue opens a workflow again.
         dashboard="SELECT, UPDATE (outcome, total, failed, cancelled, callback_id, ended_at)",
     ),

@@ -9,7 +9,7 @@ from threading import Event
 from sqlalchemy import Connection
 
 from pgqueue.database.settings import JANITOR
-from pgqueue.worker.duties.batches import CountBatches
+from pgqueue.worker.duties.batches import CancelOverdue, CountBatches
 from pgqueue.worker.duties.depths import CountQueues
 from pgqueue.worker.duties.prune import Prune
 from pgqueue.worker.duty_list import DutyList
@@ -27,11 +27,12 @@ class Janitor(DutyList):
         self._count = CountQueues()
         stopping = Event()
         self._count_batches = CountBatches(stopping=stopping)
+        self._cancel_overdue = CancelOverdue(stopping=stopping)
         super().__init__(
             runtime.engine,
             JANITOR,
             runtime.outage,
-            [self._prune, self._count, self._count_batches],
+            [self._prune, self._count, self._count_batches, self._cancel_overdue],
             name="janitor",
             stopping=stopping,
             patience=MOMENT,
@@ -49,6 +50,10 @@ class Janitor(DutyList):
     def count_batches(self) -> None:
         """Count the batches whose counts are due."""
         self.wake_for(self._count_batches)
+
+    def keep_deadlines(self) -> None:
+        """Cancel the jobs of workflows whose deadlines are over."""
+        self.wake_for(self._cancel_overdue)
 
     def end(self) -> None:
         self._prune.end()

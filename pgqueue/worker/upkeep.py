@@ -91,6 +91,8 @@ class ReadNotices(Duty):
             self._looks.ended(notices.over)
         if notices.has_due_count:
             self._janitor.count_batches()
+        if notices.has_overdue:
+            self._janitor.keep_deadlines()
         self._slots.cancel(notices.cancelled, notices.killed)
         self._rescue.rescue(connection, notices)
         return began + READ_EVERY - time.monotonic()

@@ -1,16 +1,21 @@
-"""Counts the jobs of open batches, so that their progress is one row to read."""
+"""What is done for open batches: their jobs are counted, so that the progress is one row to read,
+and cancelled if the deadline is over."""
 
 from threading import Event
 
 from sqlalchemy import Connection
 
+from pgqueue import redaction
 from pgqueue.repository.batches import Batches
+from pgqueue.repository.jobs import Jobs
 from pgqueue.worker.duty_list import Duty
 from pgqueue.worker.loop import NEVER
 from pgqueue.worker.rows import RowGuard
 
+logger = redaction.logger(__name__)
+
 CANDIDATES = 100
-"""Batches to count, in one read."""
+"""Batches to count, or jobs to cancel, in one read."""
 
 
 class CountBatches(Duty):
@@ -35,6 +40,33 @@ class CountBatches(Duty):
                     if last is not None:
                         with connection.begin():
                             rows.count(batch_id, last)
+            if len(found) < CANDIDATES:
+                break
+            after = found[-1]
+        return NEVER
+
+
+class CancelOverdue(Duty):
+    """Cancels the jobs of workflows past their deadlines, when it is told that there are any."""
+
+    def __init__(self, *, stopping: Event) -> None:
+        super().__init__(first_in=NEVER, repeat_after=NEVER)
+        self._stopping = stopping
+        self._guard = RowGuard()
+
+    def step(self, connection: Connection) -> float:
+        rows, after = Batches(connection), 0
+        while not self._stopping.is_set():
+            with connection.begin():
+                found = rows.past_deadline(after=after, limit=CANDIDATES)
+            for job_id in found:
+                if self._stopping.is_set() or self._guard.rests(job_id):
+                    continue
+                words = f"job {job_id}, past the deadline of its workflow, cannot be cancelled"
+                with self._guard.row(job_id, words), connection.begin():
+                    Jobs(connection).cancel(job_id)
+            if found:
+                logger.info("cancelled %d jobs past the deadline of their workflow", len(found))
             if len(found) < CANDIDATES:
                 break
             after = found[-1]
