@@ -14,9 +14,9 @@ from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import joined, sync_session, translated_errors
 from pgqueue.database.collecting import Collecting, collected
 from pgqueue.errors import ArgumentsError, OptionError, PgQueueError
-from pgqueue.meta import OF_BATCH, RUNS_WHEN, checked_meta, meta_text
+from pgqueue.meta import OF_BATCH, checked_meta, meta_text, noted_outcomes
 from pgqueue.models import JobStatus
-from pgqueue.repository.batches import Batches, Callback
+from pgqueue.repository.batches import Batches, NewBatchRow
 from pgqueue.tasks import Task
 
 LONGEST_NAME = 200
@@ -54,6 +54,9 @@ class OpenBatch(ABC):
         self._given = session
         self._where = where
         self._id: int | None = None
+
+    is_open = False
+    """Whether its block is running."""
 
     @property
     def id(self) -> int:
@@ -97,7 +100,7 @@ class OpenBatch(ABC):
         """Create the batch, or keep it open; returns its id."""
 
     @abstractmethod
-    def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
+    def _end(self, session: Session, rows: Batches, job_ids: Sequence[int]) -> None:
         """Write what is left, after the jobs."""
 
     def _collecting(self, session: Session) -> Collecting:
@@ -112,6 +115,7 @@ class OpenBatch(ABC):
             self._id = self._begin(Batches(connection))
         transaction = session.get_transaction()
         collecting = self._collecting(session)
+        self.is_open = True
         with collected(session, collecting):
             yield
             if session.get_transaction() is not transaction:
@@ -121,10 +125,11 @@ class OpenBatch(ABC):
                     "not wait for them; commit after the block"
                 )
             session.flush()  # jobs that were given to session.add()
+        self.is_open = False
         with translated_errors():
             rows = Batches(joined(session, self._where))
             rows.add_jobs(self.id, collecting.job_ids)
-            self._end(rows, collecting.job_ids)
+            self._end(session, rows, collecting.job_ids)
 
 
 class NewBatch(OpenBatch):
@@ -147,18 +152,12 @@ class NewBatch(OpenBatch):
         where = f"{self._where}: "
         self._meta = meta_text(where, checked_meta(where, meta)) if meta else None
         self._tasks = callbacks
-        self._callbacks: list[Callback] = []
 
     def _begin(self, rows: Batches) -> int:
-        batch_id = self._insert(rows)
+        batch_id = rows.add(self._row())
         for parameter, task in self._tasks.items():
-            when = [OUTCOMES[parameter]]
-            if parameter == "on_failure" and "on_cancelled" not in self._tasks:
-                when.append(OUTCOMES["on_cancelled"])
             try:
-                self._callbacks.append(
-                    task.callback(batch_id, self._meta_of_callback(batch_id, when))
-                )
+                task.check_callback(batch_id)
             except ArgumentsError as error:
                 raise ArgumentsError(
                     f"{self._where}: {parameter} gets the id of the {self.KIND}, an int, as its "
@@ -166,17 +165,22 @@ class NewBatch(OpenBatch):
                 ) from error
         return batch_id
 
-    def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
+    def _end(self, session: Session, rows: Batches, job_ids: Sequence[int]) -> None:
         if job_ids:
             rows.watch(self.id, max(job_ids))
-        for callback in self._callbacks:
-            rows.add_callback(callback)
+        for parameter, task in self._tasks.items():
+            when = [OUTCOMES[parameter]]
+            if parameter == "on_failure" and "on_cancelled" not in self._tasks:
+                when.append(OUTCOMES["on_cancelled"])
+            meta = {**self._meta_of_callbacks(), **noted_outcomes(when)}
+            with collected(session, Collecting(meta, after=(-self.id,))):
+                task.enqueue(session, self.id)
 
-    def _insert(self, rows: Batches) -> int:
-        return rows.add(self._name, self._meta, self._application)
+    def _row(self) -> NewBatchRow:
+        return NewBatchRow(self._name, self._meta, self._application)
 
-    def _meta_of_callback(self, batch_id: int, when: Sequence[str]) -> dict[str, Any]:
-        return {} if when == [JobStatus.SUCCEEDED] else {RUNS_WHEN: when}
+    def _meta_of_callbacks(self) -> dict[str, Any]:
+        return {}
 
 
 class ExtendedBatch(OpenBatch):
@@ -187,8 +191,8 @@ class ExtendedBatch(OpenBatch):
         self._batch_id = batch_id
 
     def _begin(self, rows: Batches) -> int:
-        rows.keep_open(self._batch_id)
+        rows.keep_open(self._batch_id, is_workflow=self.OF_KIND != OF_BATCH)
         return self._batch_id
 
-    def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
+    def _end(self, session: Session, rows: Batches, job_ids: Sequence[int]) -> None:
         """Nothing is left: the batch watches an older job, and the callbacks are its own."""

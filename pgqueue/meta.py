@@ -1,7 +1,7 @@
 """The meta and the tags of a job: what an application notes beside the arguments."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -54,12 +54,23 @@ def meta_text(where: str, meta: Mapping[str, Any]) -> str | None:
     return text
 
 
+def noted_outcomes(outcomes: Sequence[str]) -> dict[str, Any]:
+    """What the meta notes of the outcomes with which a job runs: nothing for success alone."""
+    return {} if list(outcomes) == ["succeeded"] else {RUNS_WHEN: list(outcomes)}
+
+
+def outcomes_noted(text: str | None) -> Sequence[str]:
+    """The outcomes with which a job runs, from what its meta notes as JSON text."""
+    noted = json.loads(text) if text is not None else None
+    return noted if isinstance(noted, list) else ["succeeded"]
+
+
 def meta_with(text: str | None, more: Mapping[str, Any]) -> str:
     """Return the stored meta of a job with what pgqueue notes there."""
     return write({**json.loads(text or "{}"), **more})
 
 
-def batches_in(texts: Iterable[str]) -> set[int]:
+def batches_in(texts: Iterable[str], keys: Sequence[str] = (OF_BATCH, OF_WORKFLOW)) -> set[int]:
     """Return the batches and workflows that stored metas name.  A row written by hand may name
     anything.
 
@@ -69,7 +80,7 @@ def batches_in(texts: Iterable[str]) -> set[int]:
     for text in texts:
         with suppress(ValueError, RecursionError):
             meta = json.loads(text)
-            named = (meta.get(OF_BATCH), meta.get(OF_WORKFLOW)) if isinstance(meta, dict) else ()
+            named = [meta.get(key) for key in keys] if isinstance(meta, dict) else []
             found.update(id for id in named if isinstance(id, int) and 0 < id < 2**63)
     return found
 
@@ -78,7 +89,7 @@ def workflow_in(text: str | None) -> int | None:
     """Return the workflow that a stored meta names."""
     if text is None or OF_WORKFLOW not in text:
         return None
-    return next(iter(batches_in([text])), None)
+    return next(iter(batches_in([text], [OF_WORKFLOW])), None)
 
 
 def read_meta(text: str | None) -> dict[str, Any]:

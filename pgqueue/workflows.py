@@ -13,18 +13,18 @@ from pgqueue.checks import SHORTEST_SPAN, check, checked_id, quoted, span
 from pgqueue.database.callers import joined
 from pgqueue.database.collecting import Collecting, collected, collecting_of
 from pgqueue.errors import OptionError, PgQueueError
-from pgqueue.meta import OF_WORKFLOW, RUNS_WHEN
+from pgqueue.meta import OF_WORKFLOW, RUNS_WHEN, noted_outcomes
 from pgqueue.models import Job, JobStatus
-from pgqueue.repository.batches import Batches
+from pgqueue.repository.batches import Batches, NewBatchRow
 from pgqueue.repository.workflows import Workflows
 from pgqueue.tasks import Task
 
 When = Literal["succeeded", "failed", "cancelled", "ended"]
-"""With which outcome of what it waits for a job runs; ``"ended"``: with any."""
+"""The outcome of its predecessors with which a job runs; ``"ended"``: any outcome."""
 
 MOST_PREDECESSORS = 10_000
 
-Node = Job | OpenBatch | int
+Predecessor = Job | OpenBatch | int
 """What a job can wait for: a job, its id, a group, or a batch."""
 
 
@@ -32,15 +32,19 @@ class OpenWorkflow(OpenBatch):
     """A workflow, or a group of its jobs, while jobs are added: a ``with`` block, or ``async with``
     for an AsyncSession.
 
-    Every job that the block enqueues through the Session belongs to it, and starts without
-    waiting.  :meth:`add`, :meth:`add_many` and :meth:`after` say for what jobs wait.
+    Every job that the block enqueues through the Session belongs to it.  It waits for nothing
+    unless :meth:`add`, :meth:`add_many`, :meth:`after` or :meth:`group` says so.
     """
 
     KIND = "workflow"
     OF_KIND = OF_WORKFLOW
     _session: Session | None = None
+    _before: int | None = None
+    """The running job before whose successors the jobs are added."""
 
-    def add(self, job: Job, *, after: Node | Iterable[Node] = (), when: When = "succeeded") -> Job:
+    def add(
+        self, job: Job, *, after: Predecessor | Iterable[Predecessor] = (), when: When = "succeeded"
+    ) -> Job:
         """Add a job that starts when other jobs have ended.  Flushes the Session.
 
         Args:
@@ -72,7 +76,7 @@ class OpenWorkflow(OpenBatch):
         return job
 
     async def add_async(
-        self, job: Job, *, after: Node | Iterable[Node] = (), when: When = "succeeded"
+        self, job: Job, *, after: Predecessor | Iterable[Predecessor] = (), when: When = "succeeded"
     ) -> Job:
         """:meth:`add` in an ``async with`` block."""
         return await self._actual.run_sync(lambda _: self.add(job, after=after, when=when))
@@ -83,7 +87,7 @@ class OpenWorkflow(OpenBatch):
         rows: Iterable[Sequence[Any] | Mapping[str, Any]],
         *,
         name: str | None = None,
-        after: Node | Iterable[Node] = (),
+        after: Predecessor | Iterable[Predecessor] = (),
         when: When = "succeeded",
     ) -> "Group":
         """Add a job for each row of arguments, as one group.
@@ -117,7 +121,7 @@ class OpenWorkflow(OpenBatch):
         rows: Iterable[Sequence[Any] | Mapping[str, Any]],
         *,
         name: str | None = None,
-        after: Node | Iterable[Node] = (),
+        after: Predecessor | Iterable[Predecessor] = (),
         when: When = "succeeded",
     ) -> "Group":
         """:meth:`add_many` in an ``async with`` block."""
@@ -126,7 +130,7 @@ class OpenWorkflow(OpenBatch):
         )
 
     @contextmanager
-    def after(self, *nodes: Node, when: When = "succeeded") -> Iterator[None]:
+    def after(self, *nodes: Predecessor, when: When = "succeeded") -> Iterator[None]:
         """Let all jobs that the block enqueues through the Session wait for other jobs.
 
         Args:
@@ -153,7 +157,7 @@ class OpenWorkflow(OpenBatch):
         self,
         name: str | None = None,
         *,
-        after: Node | Iterable[Node] = (),
+        after: Predecessor | Iterable[Predecessor] = (),
         when: When = "succeeded",
     ) -> "Group":
         """Return a ``with`` block whose jobs are a group: a part of the workflow for which other
@@ -197,26 +201,43 @@ class OpenWorkflow(OpenBatch):
         finally:
             self._session = None
 
-    def _waiting(self, collecting: Collecting, nodes: Sequence[Node], when: When) -> Collecting:
+    def _waiting(
+        self, collecting: Collecting, nodes: Sequence[Predecessor], when: When
+    ) -> Collecting:
         """The same block, whose jobs wait for these nodes too."""
         if when not in get_args(When):
             raise OptionError(
                 f"{self._where}: when is {quoted(when)}; give one of {get_args(When)}"
             )
         after = dict.fromkeys([*collecting.after, *map(self._id_of, nodes)])
+        if nodes and self._before is not None:
+            raise OptionError(
+                f"{self._where}: jobs that are added before the successors of job {self._before} "
+                "cannot wait for others; add them in another block"
+            )
         if len(after) > MOST_PREDECESSORS:
             raise OptionError(
-                f"{self._where}: a job is to wait for {len(after):,} jobs; make a group of them, "
-                f"which is one, or give at most {MOST_PREDECESSORS:,}"
+                f"{self._where}: a job cannot wait for {len(after):,} jobs; put them into a group, "
+                f"or give at most {MOST_PREDECESSORS:,}"
             )
         if not nodes:
             return collecting
-        outcomes = OUTCOMES_OF[when]
-        meta = {**collecting.meta, RUNS_WHEN: outcomes} if outcomes else collecting.meta
-        return replace(collecting, meta=meta, after=tuple(after))
+        noted = noted_outcomes(OUTCOMES_OF[when])
+        if collecting.after and collecting.meta.get(RUNS_WHEN) != noted.get(RUNS_WHEN):
+            raise OptionError(
+                f"{self._where}: the jobs of this block wait already, with another when; give the "
+                "same here, or add the job outside of the block"
+            )
+        # With the same list of ids: the jobs belong to the same block.
+        return replace(collecting, meta={**collecting.meta, **noted}, after=tuple(after))
 
     def _id_of(self, node: Any) -> int:
         match node:
+            case OpenBatch() if node.is_open:
+                raise OptionError(
+                    f"{self._where}: {node.KIND} {node.id} in after= is open; a job can wait for "
+                    "it when its block has ended"
+                )
             case OpenBatch():
                 return -node.id
             case Job(id=int(id)):
@@ -227,19 +248,21 @@ class OpenWorkflow(OpenBatch):
                     "the session, or add it with flow.add(...)"
                 )
             case _:
-                return checked_id(node, "job")
+                if (id := checked_id(node, "job")) < 1:
+                    raise OptionError(f"{self._where}: after is {id}; give the id of a job")
+                return id
 
 
 OUTCOMES_OF: dict[str, list[str]] = {
-    "succeeded": [],
+    "succeeded": [JobStatus.SUCCEEDED],
     "failed": [JobStatus.FAILED],
     "cancelled": [JobStatus.CANCELLED],
     "ended": [JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED],
 }
-"""What the meta of a job notes of ``when``; nothing for the default."""
+"""The outcomes of its predecessors with which a job runs, by ``when``."""
 
 
-def _nodes(given: Node | Iterable[Node]) -> Sequence[Node]:
+def _nodes(given: Predecessor | Iterable[Predecessor]) -> Sequence[Predecessor]:
     if isinstance(given, Job | OpenBatch) or not isinstance(given, Iterable):
         return (given,)
     return tuple(given)
@@ -256,14 +279,12 @@ class NewWorkflow(OpenWorkflow, NewBatch):
             check(f"{self._where}: ", "deadline", deadline, span(SHORTEST_SPAN))
         self._deadline = deadline
 
-    def _insert(self, rows: Batches) -> int:
-        return rows.add(
-            self._name, self._meta, self._application, is_workflow=True, deadline=self._deadline
-        )
+    def _row(self) -> NewBatchRow:
+        return super()._row()._replace(as_workflow=True, deadline=self._deadline)
 
-    def _meta_of_callback(self, batch_id: int, when: Sequence[str]) -> dict[str, Any]:
-        # The key of the workflow: what is skipped of it can be restored.
-        return {**super()._meta_of_callback(batch_id, when), self.OF_KIND: batch_id}
+    def _meta_of_callbacks(self) -> dict[str, Any]:
+        # One that is not wanted is skipped then, and comes back if the workflow is opened again.
+        return {self.OF_KIND: self.id}
 
 
 class ExtendedWorkflow(OpenWorkflow, ExtendedBatch):
@@ -273,9 +294,9 @@ class ExtendedWorkflow(OpenWorkflow, ExtendedBatch):
         super().__init__(session, batch_id)
         self._before = before
 
-    def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
+    def _end(self, session: Session, rows: Batches, job_ids: Sequence[int]) -> None:
         if self._before is not None and job_ids:
-            connection = joined(self._open_session(), self._where)
+            connection = joined(session, self._where)
             Workflows(connection).let_successors_wait(self._before, job_ids)
 
 
@@ -289,12 +310,13 @@ class Group(OpenWorkflow):
         whole: OpenWorkflow,
         session: Any,
         name: str | None,
-        after: Sequence[Node],
+        after: Sequence[Predecessor],
         when: When,
     ) -> None:
         check_name(self.KIND, name)
         super().__init__(session, f"{self.KIND} {name}" if name else self.KIND)
         self._whole = whole
+        self._before = whole._before
         self._name = name
         self._after = after
         self._when: When = when
@@ -304,7 +326,8 @@ class Group(OpenWorkflow):
         return self._whole.workflow_id
 
     def _begin(self, rows: Batches) -> int:
-        return rows.add(self._name, None, "", group_of=self._whole.workflow_id)
+        workflow = self._whole.workflow_id
+        return rows.add(NewBatchRow(self._name, group_of=workflow))
 
     def _collecting(self, session: Session) -> Collecting:
         outer = collecting_of(session)
@@ -312,7 +335,7 @@ class Group(OpenWorkflow):
         self._outer = outer
         return self._waiting(replace(outer, job_ids=[]), self._after, self._when)
 
-    def _end(self, rows: Batches, job_ids: Sequence[int]) -> None:
+    def _end(self, session: Session, rows: Batches, job_ids: Sequence[int]) -> None:
         self._outer.job_ids.extend(job_ids)
         if job_ids:
             rows.watch(self.id, max(job_ids))

@@ -255,7 +255,7 @@ def test_a_failed_job_that_is_requeued_before_the_end_counts_as_it_ends_then(
     shop.queue.cancel(session, later.id)
     session.commit()
     with engine.begin() as connection:  # before the requeued job runs
-        assert Batches(connection).look(batch.id).watches == job_id
+        assert Batches(connection).look(batch.id).watches == [job_id]
     shop.queue.cancel(session, job_id)
     session.commit()
     shop.work()

@@ -13,14 +13,17 @@ from worker_rig import endings, running
 
 from chaos.interleavings.logical_workers import execute, wait_until
 from pgqueue import (
+    BatchNotFound,
     Change,
     Job,
     JobContext,
     JobStatus,
     Limit,
+    OptionError,
     PgQueue,
     PgQueueError,
     Selection,
+    Unique,
     Worker,
 )
 from pgqueue.tables import WaitingMessage
@@ -399,3 +402,133 @@ def test_what_has_not_ended_at_the_deadline_is_cancelled(engine: Engine) -> None
     with rig.queue.session() as session:
         cancelled = dict.fromkeys(("later", "second"), "cancelled")
         assert statuses(session) == {**cancelled, "clean up": "succeeded"}
+
+
+def test_a_skipped_job_that_is_requeued_waits_and_is_skipped_again(
+    rig: Rig, session: Session
+) -> None:
+    flow, _ = build_with_a_failure(rig, session)
+    second = session.scalars(select(Job).where(Job.args["name"].astext == "second")).one()
+
+    assert rig.queue.requeue(session, second.id) == Change.REQUEUED
+    session.commit()
+    rig.work()
+
+    assert rig.ran == ["beside", "told", "told"]
+    assert statuses(session)["second"] == "cancelled"
+    assert rig.outcome(flow) == "failed"
+
+
+def test_failed_and_skipped_jobs_are_requeued_by_one_action(rig: Rig, session: Session) -> None:
+    flow, _ = build_with_a_failure(rig, session)
+    rig.failing.clear()
+
+    rig.queue.operate("ada").requeue(Selection(batch=flow.id))
+    rig.work()
+
+    assert rig.ran[2:] == ["bad", "second", "part", "last", "done"]
+
+
+def test_the_callback_for_another_outcome_comes_back_too(rig: Rig, session: Session) -> None:
+    with rig.queue.workflow(session, on_failure=rig.tell, on_cancelled=rig.note_id) as flow:
+        only = flow.add(rig.note.job("only"))
+    rig.queue.cancel(session, only.id)
+    session.commit()
+    rig.work()
+    assert rig.ran == ["done"]
+    rig.failing = {"only"}
+
+    rig.queue.requeue(session, only.id)
+    session.commit()
+    rig.work()
+
+    assert rig.ran == ["done", "told"]
+    assert rig.outcome(flow) == "failed"
+
+
+def test_a_group_of_which_no_job_runs_is_gone_with_what_waits_for_it(
+    rig: Rig, session: Session
+) -> None:
+    with rig.queue.workflow(session) as flow:
+        root = flow.add(rig.note.job("root"))
+        repairs = flow.add_many(rig.note, [("a",), ("b",)], after=root, when="failed")
+        flow.add(rig.note.job("behind"), after=repairs)
+    session.commit()
+
+    rig.work()
+
+    assert rig.ran == ["root"]
+    assert statuses(session) == {"root": "succeeded"}
+    assert rig.outcome(flow) == "succeeded"
+
+
+def test_what_waits_for_a_group_waits_for_what_a_job_of_it_adds(rig: Rig, session: Session) -> None:
+    @rig.queue.task(name="grow")
+    def grow(session: Session, ctx: JobContext) -> None:
+        assert ctx.workflow_id is not None
+        with rig.queue.extend_workflow(
+            session, ctx.workflow_id, before_successors_of=ctx.job_id
+        ) as flow:
+            flow.add(rig.note.job("added"))
+
+    with rig.queue.workflow(session) as flow:
+        parts = flow.add_many(grow, [()])
+        flow.add(rig.note.job("last"), after=parts)
+    session.commit()
+
+    rig.work()
+
+    assert rig.ran == ["added", "last"]
+
+
+def test_a_skipped_job_whose_key_is_taken_stays_skipped(rig: Rig, session: Session) -> None:
+    keyed = rig.note.options(unique=Unique(key="k"))
+    rig.failing = {"bad"}
+    with rig.queue.workflow(session) as flow:
+        bad = flow.add(rig.note.job("bad"))
+        flow.add(keyed.job("second"), after=bad)
+    session.commit()
+    rig.work()
+    other = keyed.options(delay=timedelta(hours=1)).enqueue(session, "other")
+    rig.failing.clear()
+
+    rig.queue.requeue(session, bad.id)
+    session.commit()
+    rig.work()
+
+    found = statuses(session)
+    assert found == {"bad": "succeeded", "second": "cancelled", "other": "pending"}
+    assert other.is_new
+    assert rig.outcome(flow) == "cancelled"
+
+
+def test_a_batch_and_a_workflow_are_extended_each_by_its_own(rig: Rig, session: Session) -> None:
+    with rig.queue.workflow(session) as flow:
+        rig.note.enqueue(session, "a")
+    with rig.queue.batch(session) as batch:
+        rig.note.enqueue(session, "b")
+
+    with pytest.raises(BatchNotFound, match="is a workflow; use extend_workflow"):
+        rig.queue.extend_batch(session, flow.id).__enter__()
+    with pytest.raises(BatchNotFound, match="is no workflow; use extend_batch"):
+        rig.queue.extend_workflow(session, batch.id).__enter__()
+    session.rollback()
+
+
+def test_what_cannot_wait_is_refused(rig: Rig, session: Session) -> None:
+    with rig.queue.workflow(session) as flow:
+        first = flow.add(rig.note.job("first"))
+        with pytest.raises(OptionError, match="is open; a job can wait for it when"):
+            flow.add(rig.note.job("a"), after=flow)
+        with pytest.raises(OptionError, match="after is -5; give the id of a job"):
+            flow.add(rig.note.job("a"), after=-5)
+        with flow.group(after=first, when="failed") as group:
+            with pytest.raises(OptionError, match="wait already, with another when"):
+                group.add(rig.note.job("a"), after=first)
+            rig.note.enqueue(session, "b")
+    with (
+        rig.queue.extend_workflow(session, flow.id, before_successors_of=first.id) as more,
+        pytest.raises(OptionError, match="cannot wait for others"),
+    ):
+        more.add(rig.note.job("a"), after=group)
+    session.rollback()

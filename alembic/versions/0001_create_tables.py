@@ -568,6 +568,7 @@ JOB_OVERVIEW = f"""
     SELECT jobs.id, jobs.queue, jobs.task, jobs.priority, jobs.run_at,
            CASE WHEN jobs.outcome IS NOT NULL THEN jobs.outcome
                 WHEN leases.target_id IS NOT NULL THEN 'running'
+                WHEN EXISTS (SELECT FROM "{SCHEMA}".blocked WHERE node_id = jobs.id) THEN 'blocked'
                 WHEN jobs.limit_keys IS NOT NULL AND EXISTS ({WAITS}) THEN 'blocked'
                 WHEN (
                     SELECT bool_or(ten.target_id = jobs.id) OR count(*) = 10

@@ -23,6 +23,7 @@ from sqlalchemy.orm import ColumnProperty
 from sqlalchemy.sql import operators
 
 from pgqueue.errors import OptionError
+from pgqueue.models.blocked import Blocked
 from pgqueue.models.lease import Lease
 from pgqueue.models.message_queue import MessageQueue
 from pgqueue.models.states import ENDED, STATES, JobStatus
@@ -45,8 +46,9 @@ def status_of(
     Labels are literals because GROUP BY does not recognise the expression with bound parameters.
     """
     # These probes begin at the job, those of STATES at the rows of its status.  The two differ for
-    # one job: an unfinished job without message and lease, which only damage leaves.  It is BLOCKED
-    # here, as no worker can start it, and stands in no table of STATES, so no comparison finds it.
+    # one job: an unfinished one that has no row in another table, which only damage leaves.  It is
+    # BLOCKED here, as no worker can start it, and stands in no table of STATES, so no comparison
+    # finds it.
     leased = exists().where(Lease.target_id == id)
     # One probe by key, and none without limits.
     waiting = exists().where(
@@ -59,6 +61,7 @@ def status_of(
     status = case(
         (outcome.is_not(None), outcome),
         (leased, literal_column("'running'")),
+        (exists().where(Blocked.node_id == id), literal_column("'blocked'")),
         (case((limit_keys.is_not(None), waiting), else_=false()), literal_column("'blocked'")),
         (_messaged(id, queue, priority, run_at), literal_column("'pending'")),
         else_=literal_column("'blocked'"),

@@ -18,14 +18,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from pgqueue.errors import BatchEnded, BatchNotFound
-from pgqueue.models import JobStatus
 from pgqueue.repository.blocked import (
-    NOTHING,
-    is_over,
+    LAST,
+    Look,
+    common_outcome,
+    has_ended,
     is_unfinished,
     runs_when,
 )
-from pgqueue.repository.enqueue import Enqueues, NewJob
 from pgqueue.repository.reading import moment
 from pgqueue.repository.references import Reference, is_free
 from pgqueue.repository.tables import (
@@ -63,25 +63,26 @@ A_DAY = sa.literal_column("86400::double precision", sa.Float)
 
 
 @cache
-def add_batch(*, named: bool, workflow: bool) -> sa.Executable:
+def add_batch() -> sa.Executable:
     """Insert a batch that watches no job yet; returns its id.
 
-    ``named``: of an application with a name.  ``workflow``: it is a workflow, or a group of one.
-    Without these, an older grant of rights is enough.
+    A group belongs to the application of its workflow.
     """
-    row = {"name": sa.bindparam("name", type_=sa.Text), "meta": json_parameter("meta")}
-    if named:
-        row["application"] = text_parameter("of_application")
-    if workflow:
-        group_of = sa.cast(sa.bindparam("group_of", type_=sa.BigInteger), sa.BigInteger)
-        deadline = sa.cast(sa.bindparam("deadline", type_=sa.Interval), sa.Interval)
-        row |= {
-            "workflow_id": group_of,
-            "is_workflow": group_of.is_(None),
-            "deadline_at": clock() + deadline,
-        }
+    workflow = sa.cast(sa.bindparam("group_of", type_=sa.BigInteger), sa.BigInteger)
+    whole = sa.alias(batches, "whole")
+    row = {
+        "name": sa.bindparam("name", type_=sa.Text),
+        "meta": json_parameter("meta"),
+        "application": sa.func.coalesce(
+            sa.select(whole.c.application).where(whole.c.id == workflow).scalar_subquery(),
+            text_parameter("of_application"),
+        ),
+        "is_workflow": sa.cast(sa.bindparam("as_workflow", type_=sa.Boolean), sa.Boolean),
+        "workflow_id": workflow,
+        "deadline_at": clock() + sa.cast(sa.bindparam("deadline", type_=sa.Interval), sa.Interval),
+    }
     batch = sa.insert(batches).values(row).returning(batches.c.id).cte("batch")
-    watch = sa.select(-batch.c.id, sa.literal_column(str(NOTHING), sa.BigInteger))
+    watch = sa.select(-batch.c.id, LAST)
     node = sa.insert(blocked).from_select(["node_id", "waits_for"], watch)
     return node.returning(-blocked.c.node_id)
 
@@ -92,7 +93,11 @@ def keep_open() -> sa.Executable:
 
     FOR SHARE: any number of transactions may add jobs at once, and only a look conflicts with it.
     """
-    return sa.select(blocked.c.node_id).where(NODE).with_for_update(read=True)
+    kind = sa.select(batches.c.is_workflow).where(
+        batches.c.id == BATCH, batches.c.workflow_id.is_(None)
+    )
+    node = sa.select(kind.scalar_subquery()).select_from(blocked).where(NODE)
+    return node.with_for_update(read=True, of=blocked)
 
 
 @cache
@@ -122,14 +127,14 @@ def has_due_count() -> sa.ColumnElement[bool]:
     return first.limit(sa.literal_column("1")).scalar_subquery().is_not(None)
 
 
-def is_overdue() -> sa.ColumnElement[bool]:
+def is_past_deadline() -> sa.ColumnElement[bool]:
     """Whether the deadline of a batch that is open is over."""
     return sa.and_(IS_OPEN, batches.c.deadline_at.is_not(None), batches.c.deadline_at <= NOW)
 
 
-def has_overdue() -> sa.ColumnElement[bool]:
+def has_past_deadline() -> sa.ColumnElement[bool]:
     """Whether the deadline of a batch is over that is open."""
-    first = sa.select(batches.c.id).where(is_overdue()).order_by(batches.c.deadline_at)
+    first = sa.select(batches.c.id).where(is_past_deadline()).order_by(batches.c.deadline_at)
     return first.limit(sa.literal_column("1")).scalar_subquery().is_not(None)
 
 
@@ -141,7 +146,7 @@ def jobs_past_deadline() -> sa.Executable:
     start when others are cancelled.
     """
     waits = sa.exists().where(blocked.c.node_id == jobs.c.id)
-    overdue = sa.select(batches.c.id).where(is_overdue())
+    overdue = sa.select(batches.c.id).where(is_past_deadline())
     return (
         sa.select(jobs.c.id)
         .join_from(batch_jobs, jobs, jobs.c.id == batch_jobs.c.job_id)
@@ -168,7 +173,7 @@ def lock_batch() -> sa.Executable:
     """
     return (
         sa.select(blocked.c.node_id)
-        .where(NODE, is_over(blocked.c.waits_for), sees_all(jobs, batch_jobs, batches))
+        .where(NODE, has_ended(blocked.c.waits_for), sees_all(jobs, batch_jobs, batches))
         .with_for_update(key_share=True, skip_locked=True)
     )
 
@@ -198,7 +203,7 @@ def overdue() -> sa.Executable:
     return (
         sa.select(batches.c.id, pg.statement_timestamp() - since)
         .join_from(blocked, batches, batches.c.id == -blocked.c.node_id)
-        .where(is_over(blocked.c.waits_for))
+        .where(has_ended(blocked.c.waits_for))
         .order_by(batches.c.id)
     )
 
@@ -384,12 +389,16 @@ def _count_if(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
 JOBS_IN_A_STATEMENT = 10_000
 
 
-class Callback(NamedTuple):
-    """The job that starts after a batch."""
+class NewBatchRow(NamedTuple):
+    """The values of a new batch, workflow or group."""
 
-    new: NewJob
-    args: str
-    limit_keys: str | None
+    name: str | None
+    meta: str | None = None
+    of_application: str = ""
+    as_workflow: bool = False
+    group_of: int | None = None
+    """Of a group, its workflow."""
+    deadline: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +418,7 @@ class BatchState:
     """None while the batch is open, then "failed" if a job of it has failed, else "cancelled" if
     one was cancelled, else "succeeded"."""
     callback_id: int | None
-    """The job that the end has released."""
+    """The job that starts after the batch; None while it is open."""
     created_at: datetime
     ended_at: datetime | None
 
@@ -419,14 +428,6 @@ class OverdueBatch(NamedTuple):
 
     id: int
     since: timedelta
-
-
-class Look(NamedTuple):
-    """What a worker has done with a batch."""
-
-    watches: int | None = None
-    """The job that the batch watches now."""
-    has_ended: bool = False
 
 
 class Counts(NamedTuple):
@@ -445,43 +446,26 @@ class Batches:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def add(
-        self,
-        name: str | None,
-        meta: str | None,
-        application: str,
-        *,
-        is_workflow: bool = False,
-        group_of: int | None = None,
-        deadline: timedelta | None = None,
-    ) -> int:
-        """Insert a batch, a workflow, or a group of a workflow; returns its id."""
-        row: dict[str, Any] = {"name": name, "meta": meta}
-        if application:
-            row["of_application"] = application
-        is_part = is_workflow or group_of is not None
-        if is_part:
-            row |= {"group_of": group_of, "deadline": deadline}
-        statement = add_batch(named=bool(application), workflow=is_part)
-        return int(self._executor.execute(statement, row).scalar_one())
+    def add(self, new: NewBatchRow) -> int:
+        """Insert a batch; returns its id."""
+        return int(self._executor.execute(add_batch(), new._asdict()).scalar_one())
 
     def watch(self, batch_id: int, job_id: int) -> None:
         """Let a batch watch one of its jobs.  If the job has ended, the sweep finds another."""
         self._run(watch_job(), batch_id, job_id=job_id)
 
-    def add_callback(self, callback: Callback) -> None:
-        """Enqueue a job that starts after its batch."""
-        new, args, limit_keys = callback
-        Enqueues(self._executor).enqueue(new, args, unique_key=None, limit_keys=limit_keys)
-
-    def keep_open(self, batch_id: int) -> None:
+    def keep_open(self, batch_id: int, *, is_workflow: bool) -> None:
         """Keep a batch from ending before this transaction does.
 
-        Raises BatchEnded or BatchNotFound.
+        Raises BatchEnded, or BatchNotFound, also for a workflow if it is to be none.
         """
         parameters = {"batch_id": batch_id}
-        if self._executor.execute(keep_open(), parameters).first() is not None:
+        kind = self._executor.execute(keep_open(), parameters).first()
+        if kind is not None and kind[0] is is_workflow:
             return
+        if kind is not None:
+            what, other = ("no workflow", "batch") if is_workflow else ("a workflow", "workflow")
+            raise BatchNotFound(f"{batch_id} is {what}; use extend_{other}")
         if self._executor.execute(is_known(), parameters).first() is None:
             raise not_found(batch_id)
         raise BatchEnded(
@@ -557,9 +541,9 @@ class Batches:
             watched = counts.newest_unfinished  # requeued since
         if watched is not None:
             self.watch(batch_id, watched)
-            return Look(watches=watched)
+            return Look(watches=[watched])
         self._end(batch_id, counts)
-        return Look(has_ended=True)
+        return Look(ended=[-batch_id])
 
     def state(self, batch_id: int) -> BatchState:
         """Return a batch with its progress; raises BatchNotFound."""
@@ -593,14 +577,8 @@ class Batches:
         return [_state_of(row) for row in rows]
 
     def _end(self, batch_id: int, counts: Counts) -> None:
-        if counts.failed:
-            outcome = JobStatus.FAILED
-        elif counts.cancelled:
-            outcome = JobStatus.CANCELLED
-        else:
-            outcome = JobStatus.SUCCEEDED
+        name = common_outcome(counts.failed, counts.cancelled).value
         numbers = {"total": counts.total, "failed": counts.failed, "cancelled": counts.cancelled}
-        name = outcome.value
         self._run(end_batch(), batch_id, outcome=name, outcome_is=name, **numbers)
 
     def _run(self, statement: Any, batch_id: int, **parameters: Any) -> Any:

@@ -1,19 +1,19 @@
 """Blocked nodes: which have nothing more to wait for, and the release of jobs.
 
 A *node* is a job, named by its id, or a batch, named by its id with a minus sign.  A row of
-``blocked`` says that a node has not ended its waiting, and which unfinished node it *watches*: a
+``blocked`` says that a node waits, and which unfinished node it *watches*: a
 batch one of its jobs, a job one of the nodes that ``dependencies`` names.  A settle knows nothing
 of this, and nothing is counted.  When the watched node has ended, a worker *looks*: the blocked
 node watches another unfinished one, or it ends its waiting.  A batch ends then; a job is
 
 * *released*, which gives it a message, if it runs with these outcomes,
-* *skipped*, which ends it as cancelled, if it belongs to a workflow in which something has failed
-  or was cancelled, and
-* *dropped*, which deletes it, if it is the callback of a batch, or waits for a failure that has
-  not come, or only for jobs that were dropped.
+* *skipped*, which ends it as cancelled, if it belongs to a workflow and what it waits for has
+  failed or was cancelled, and
+* *dropped*, which deletes it, if it handles a failure that has not come, or waits only for jobs
+  that were dropped, or is a callback of a batch that is not wanted.
 
-What makes this safe: who writes, commits, and reads then.  Of an end and a new watch, the second
-sees the first::
+Why this is safe: each side commits its write before it reads.  Of an end and a new watch, the
+second sees the first::
 
     end     commits the end of a job, then reads whether the watch of the job's batch is over
     watch   commits that a node watches the job, then reads whether the job has ended
@@ -23,14 +23,14 @@ and also those of jobs that were cancelled, deleted or claimed by the applicatio
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
-from pgqueue.meta import OF_WORKFLOW, RUNS_WHEN
+from pgqueue.meta import OF_WORKFLOW, RUNS_WHEN, outcomes_noted
 from pgqueue.models import JobStatus
 from pgqueue.repository.messages import columns_for, dispatch_of
 from pgqueue.repository.tables import (
@@ -38,8 +38,10 @@ from pgqueue.repository.tables import (
     CANCELLED,
     SUCCEEDED,
     Executor,
+    among,
     array_of,
     array_parameter,
+    batch_jobs,
     batches,
     blocked,
     clock,
@@ -81,8 +83,10 @@ def is_in_workflow() -> sa.ColumnElement[bool]:
 
 
 def is_skipped() -> sa.ColumnElement[bool]:
+    """Whether a look has ended the job; the handler of another may give the same reason."""
     prefix = sa.cast(sa.literal_column(f"'{SKIPPED}'", sa.Text), sa.Text)
-    return sa.and_(jobs.c.outcome == CANCELLED, pg.starts_with(jobs.c.last_error, prefix))
+    is_said = sa.func.coalesce(pg.starts_with(jobs.c.last_error, prefix), sa.false())
+    return sa.and_(jobs.c.outcome == CANCELLED, jobs.c.started_at.is_(None), is_said)
 
 
 def is_unfinished(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
@@ -91,7 +95,7 @@ def is_unfinished(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     return unfinished.offset(AS_IT_STANDS).correlate_except(jobs).exists()
 
 
-def is_over(watched: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+def has_ended(watched: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     """Whether a watched node has ended, or is gone."""
     batch = sa.select(batches.c.id).where(batches.c.id == -watched, batches.c.ended_at.is_(None))
     is_open = batch.offset(AS_IT_STANDS).correlate_except(batches).exists()
@@ -111,7 +115,7 @@ def sweep() -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
     newest = rows.limit(WINDOW).subquery("newest")
     window = rows.where(blocked.c.waits_for < swept_to).limit(WINDOW).cte("swept")
     read = sa.union(sa.select(newest), sa.select(window)).subquery("read")
-    over = sa.select(read.c.waits_for).where(is_over(read.c.waits_for))
+    over = sa.select(read.c.waits_for).where(has_ended(read.c.waits_for))
     is_full = count_rows() == sa.literal_column(str(WINDOW))
     up_to = sa.select(sa.case((is_full, pg.min(window.c.waits_for))))
     return sa.func.array(over.scalar_subquery()), up_to.scalar_subquery()
@@ -126,17 +130,14 @@ def swept() -> sa.Executable:
 def over() -> sa.Executable:
     """The batches to look at that watch one of these nodes or are one of them, and whether jobs
     do."""
-    is_watch_over = is_over(blocked.c.waits_for)
+    is_batch = sa.and_(blocked.c.node_id < ZERO, has_ended(blocked.c.waits_for))
     # A branch for each index.
     branches = (
-        sa.select(-blocked.c.node_id).where(
-            column == GIVEN, blocked.c.node_id < ZERO, is_watch_over
-        )
+        sa.select(-blocked.c.node_id).where(column == GIVEN, is_batch)
         for column in (blocked.c.waits_for, blocked.c.node_id)
     )
     batch_ids = sa.func.array(sa.union(*branches).scalar_subquery())
-    waiting = sa.select(blocked.c.node_id).where(blocked.c.waits_for == GIVEN)
-    return sa.select(batch_ids, waiting.where(blocked.c.node_id > ZERO, is_watch_over).exists())
+    return sa.select(batch_ids, jobs_to_look_at().exists())
 
 
 @cache
@@ -155,7 +156,7 @@ def lock_jobs(*, one: bool) -> sa.Executable:
             pg.jsonb_extract_path_text(jobs.c.meta, WHEN),
         )
         .join_from(blocked, jobs, jobs.c.id == blocked.c.node_id)
-        .where(blocked.c.waits_for == GIVEN, is_over(blocked.c.waits_for))
+        .where(blocked.c.waits_for == GIVEN, has_ended(blocked.c.waits_for))
         .where(*([jobs.c.id == JOB] if one else []))
         .where(jobs.c.outcome.is_(None), sees_all(jobs, batches, dependencies))
         .order_by(jobs.c.id)
@@ -180,7 +181,9 @@ def predecessors() -> sa.Executable:
     )
     edge, after = dependencies.c, dependencies.c.after_id
     of_node = sa.select(after).where(edge.job_id == node.c.id)
-    unfinished = of_node.where(~is_over(after)).order_by(after.desc()).limit(sa.literal_column("1"))
+    unfinished = (
+        of_node.where(~has_ended(after)).order_by(after.desc()).limit(sa.literal_column("1"))
+    )
     watch = unfinished.lateral("watch")
     of_job = sa.select(jobs.c.outcome).where(jobs.c.id == after)
     of_batch = sa.select(batches.c.outcome).where(batches.c.id == -after)
@@ -208,10 +211,10 @@ def predecessors() -> sa.Executable:
 
 
 @cache
-def jobs_to_look_at() -> sa.Executable:
+def jobs_to_look_at() -> sa.Select[Any]:
     """The jobs whose watches are over, of those that watch one of these nodes."""
     return sa.select(blocked.c.node_id).where(
-        blocked.c.waits_for == GIVEN, blocked.c.node_id > ZERO, is_over(blocked.c.waits_for)
+        blocked.c.waits_for == GIVEN, blocked.c.node_id > ZERO, has_ended(blocked.c.waits_for)
     )
 
 
@@ -235,14 +238,13 @@ def release_jobs(*, limited: bool, notify: bool) -> sa.Executable:
     late."""
     job = (
         sa.update(jobs)
-        .where(jobs.c.id == JOBS, jobs.c.outcome.is_(None))
+        .where(jobs.c.id == JOBS)
         .values(run_at=sa.func.greatest(jobs.c.run_at, clock()))
         .returning(*columns_for(limited=limited))
         .cte("job")
     )
     woken = wake_up_call() if notify else sa.true()
-    count = sa.select(count_rows()).select_from(job).scalar_subquery()
-    return sa.select(count, woken).add_cte(*dispatch_of(job, limited=limited))
+    return sa.select(woken).add_cte(*dispatch_of(job, limited=limited))
 
 
 @cache
@@ -251,7 +253,7 @@ def skip_jobs() -> sa.Executable:
     skipped = document("skipped", sa.column("id", sa.BigInteger), sa.column("reason", sa.Text))
     job = (
         sa.update(jobs)
-        .where(jobs.c.id == skipped.c.id, jobs.c.outcome.is_(None))
+        .where(jobs.c.id == skipped.c.id)
         .values(
             outcome=CANCELLED,
             finished_at=clock(),
@@ -269,10 +271,29 @@ def skip_jobs() -> sa.Executable:
 
 @cache
 def drop_jobs() -> sa.Executable:
-    """Delete jobs that will never run, with their records, and what others wait for of them."""
+    """Delete jobs that will never run, with all that is on record about them; returns the groups in
+    which they were."""
     gone = sa.delete(jobs).where(jobs.c.id == JOBS).returning(jobs.c.id).cte("gone")
-    edges = sa.delete(dependencies).where(dependencies.c.after_id == JOBS).cte("waits")
-    return sa.select(gone.c.id).add_cte(*deleted_records(gone), edges)
+    waits = sa.delete(dependencies).where(dependencies.c.after_id == JOBS).cte("waits")
+    member = sa.delete(batch_jobs).where(batch_jobs.c.job_id == JOBS)
+    member_of = member.returning(batch_jobs.c.batch_id).cte("member")
+    groups = sa.select(member_of.c.batch_id).distinct()
+    return groups.add_cte(*deleted_records(gone), waits)
+
+
+@cache
+def drop_groups() -> sa.Executable:
+    """Delete those of these groups that have no job any more; returns them."""
+    those = sa.any_(array_parameter("batch_ids", sa.BigInteger))
+    has_jobs = sa.exists().where(batch_jobs.c.batch_id == batches.c.id)
+    group = sa.delete(batches).where(
+        batches.c.id == those, batches.c.workflow_id.is_not(None), ~has_jobs
+    )
+    gone = group.returning(batches.c.id).cte("gone")
+    ids = among(sa.select(-gone.c.id))
+    waits = sa.delete(dependencies).where(dependencies.c.after_id == ids).cte("waits")
+    node = sa.delete(blocked).where(blocked.c.node_id == ids).cte("node")
+    return sa.select(gone.c.id).add_cte(waits, node)
 
 
 @cache
@@ -286,7 +307,8 @@ def unblock_jobs() -> sa.Executable:
 @cache
 def unblock_job() -> sa.Executable:
     """Delete the row of a job that is cancelled or deleted.  Never waits for a look."""
-    return delete_unlocked(blocked, blocked.c.node_id == JOB)
+    row = delete_unlocked(blocked, blocked.c.node_id == JOB)
+    return row.returning(blocked.c.node_id)
 
 
 class Over(NamedTuple):
@@ -297,15 +319,17 @@ class Over(NamedTuple):
     """Whether jobs do."""
 
 
-class JobsLook(NamedTuple):
-    """What a look has done with jobs."""
+class Look(NamedTuple):
+    """What a look has done."""
 
-    released: int
-    ended: list[int]
-    """Those that it has skipped or dropped: other nodes may watch them."""
-    watches: list[int]
+    released: int = 0
+    """How many jobs have got their messages."""
+    ended: Sequence[int] = ()
+    """The jobs that it has skipped or dropped, or the batch that it has ended: others may watch
+    them."""
+    watches: Sequence[int] = ()
     """What others watch now."""
-    is_full: bool
+    is_full: bool = False
     """Whether more jobs may be left."""
 
 
@@ -328,7 +352,7 @@ class BlockedNodes:
         """The jobs that watch one of these nodes and do not need to any more."""
         return list(self._executor.execute(jobs_to_look_at(), _nodes(node_ids)).scalars())
 
-    def look(self, node_ids: Iterable[int], *, notify: bool, job_id: int | None = None) -> JobsLook:
+    def look(self, node_ids: Iterable[int], *, notify: bool, job_id: int | None = None) -> Look:
         """Look at the jobs that watch one of these nodes, or at one of them.
 
         Needs a transaction in READ COMMITTED: each statement after the lock must see what the last
@@ -343,16 +367,15 @@ class BlockedNodes:
         released: dict[bool, list[int]] = {False: [], True: []}
         skipped: dict[int, str] = {}
         dropped: list[int] = []
-        for id, other, is_wanted, failed, cancelled in found:
+        for id, other, is_wanted, *causes in found:
             if other is not None:
                 continue
             limited, in_workflow, when = locked[id]
-            outcome = FAILED_BY[failed is not None, cancelled is not None]
-            runs_when = json.loads(when) if when else [JobStatus.SUCCEEDED]
-            if outcome in runs_when and is_wanted:
+            outcome = common_outcome(*causes)
+            if is_wanted and outcome in outcomes_noted(when):
                 released[limited].append(id)
-            elif is_wanted and in_workflow and JobStatus.SUCCEEDED in runs_when:
-                skipped[id] = _reason(failed, cancelled)
+            elif is_wanted and in_workflow and outcome is not JobStatus.SUCCEEDED:
+                skipped[id] = _reason(*causes)
             else:
                 dropped.append(id)
         if watches:
@@ -360,36 +383,42 @@ class BlockedNodes:
             self._executor.execute(watch_others(), {"watches": json.dumps(rows)})
         for limited, job_ids in released.items():
             if job_ids:
-                statement = release_jobs(limited=limited, notify=notify)
-                self._executor.execute(statement, _jobs(job_ids))
+                self._executor.execute(release_jobs(limited=limited, notify=notify), _jobs(job_ids))
         if skipped:
-            rows = [{"id": id, "reason": reason} for id, reason in skipped.items()]
-            self._executor.execute(skip_jobs(), {"skipped": json.dumps(rows)})
-        if dropped:
-            self._executor.execute(drop_jobs(), _jobs(dropped))
+            reasons = [{"id": id, "reason": reason} for id, reason in skipped.items()]
+            self._executor.execute(skip_jobs(), {"skipped": json.dumps(reasons)})
+        gone = self._drop(dropped) if dropped else []
         self._executor.execute(unblock_jobs(), {**given, **_jobs(locked.keys() - watches.keys())})
-        return JobsLook(
+        return Look(
             released=sum(map(len, released.values())),
-            ended=[*skipped, *dropped],
+            ended=[*skipped, *dropped, *gone],
             watches=list(watches.values()),
             is_full=len(locked) == JOBS_IN_A_LOOK,
         )
 
+    def _drop(self, job_ids: Sequence[int]) -> list[int]:
+        """Delete jobs that will never run, and groups without any other; returns the groups."""
+        groups = self._executor.execute(drop_jobs(), _jobs(job_ids)).scalars().all()
+        return [-id for id in self._executor.execute(drop_groups(), _groups(groups)).scalars()]
 
-FAILED_BY = {
-    (False, False): JobStatus.SUCCEEDED,
-    (True, False): JobStatus.FAILED,
-    (True, True): JobStatus.FAILED,
-    (False, True): JobStatus.CANCELLED,
-}
-"""The common outcome of nodes, by whether one has failed and whether one was cancelled."""
+
+def common_outcome(failed: int | None, cancelled: int | None) -> JobStatus:
+    """The outcome of several nodes, by how many, or the first, of those that have failed and of
+    those that were cancelled."""
+    if failed:
+        return JobStatus.FAILED
+    return JobStatus.CANCELLED if cancelled else JobStatus.SUCCEEDED
 
 
 def _reason(failed: int | None, cancelled: int | None) -> str:
-    node_id, verb = (cancelled, "was cancelled") if failed is None else (failed, "has failed")
-    if node_id is None:
-        return f"{SKIPPED}all have succeeded"
-    return f"{SKIPPED}{'job' if node_id > 0 else 'group'} {abs(node_id)} {verb}"
+    node_id, verb = (failed, "has failed") if failed else (cancelled, "was cancelled")
+    assert node_id is not None, "nothing is skipped when all have succeeded"
+    return f"{SKIPPED}{named(node_id)} {verb}"
+
+
+def named(node_id: int) -> str:
+    """A node in words."""
+    return f"job {node_id}" if node_id > 0 else f"batch {-node_id}"
 
 
 def _nodes(node_ids: Iterable[int]) -> dict[str, str]:
@@ -398,3 +427,7 @@ def _nodes(node_ids: Iterable[int]) -> dict[str, str]:
 
 def _jobs(job_ids: Iterable[int]) -> dict[str, str]:
     return {"job_ids": array_of(map(str, job_ids))}
+
+
+def _groups(batch_ids: Iterable[int]) -> dict[str, str]:
+    return {"batch_ids": array_of(map(str, batch_ids))}

@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pgqueue.repository.blocked import is_over
+from pgqueue.repository.blocked import has_ended
 from pgqueue.repository.tables import (
     CANCELLED,
     FAILED,
@@ -276,7 +276,7 @@ def _of_blocked_nodes() -> list[sa.Select[*tuple[Any, ...]]]:
             node,
             detail,
             blocked,
-            sa.and_(is_over(watched), ended_at < minute_ago),
+            sa.and_(has_ended(watched), ended_at < minute_ago),
         ),
     ]
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from pgqueue.errors import DuplicateJob
 from pgqueue.models import DEAD, Job
 from pgqueue.repository.admit import Admissions
-from pgqueue.repository.blocked import is_in_workflow, unblock_job
+from pgqueue.repository.blocked import is_in_workflow, is_skipped, unblock_job
 from pgqueue.repository.enqueue import Enqueues, Placed
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import (
@@ -33,6 +33,7 @@ from pgqueue.repository.tables import (
     Executor,
     array_of,
     array_parameter,
+    blocked,
     clock,
     dead_letters,
     delete_unlocked,
@@ -175,6 +176,7 @@ def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
     job = (
         sa.update(jobs)
         .where(jobs.c.id == wanted.c.id, is_dead(), ~has_message_or_lease(wanted.c.id))
+        .where(~is_skipped())
         .values(
             **AS_IF_NEW,
             run_at=sa.func.greatest(wanted.c.run_at, clock()),  # ignores NULL
@@ -266,10 +268,11 @@ def wanted_jobs() -> sa.TableValuedAlias:
 
 
 def has_message_or_lease(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Whether a job has one, or row security may hide it."""
+    """Whether a job has one, or a row in ``blocked``, or row security may hide it."""
     leased = sa.exists().where(leases.c.target_id == job_id)
-    is_hidden = sa.not_(sees_all(message_queue, leases))
-    return sa.or_(sa.exists().where(stands_at_place_of(job_id)), leased, is_hidden)
+    waits = sa.exists().where(blocked.c.node_id == job_id)
+    is_hidden = sa.not_(sees_all(message_queue, leases, blocked))
+    return sa.or_(sa.exists().where(stands_at_place_of(job_id)), leased, waits, is_hidden)
 
 
 def _kill_request(*, kill: bool) -> dict[str, Any]:
@@ -471,6 +474,7 @@ class Jobs:
         if job.outcome not in DEAD:
             return Change.UNCHANGED
         self._fetch(delete_messages(), job_id)
+        self._fetch(unblock_job(), job_id)
         [(is_claimed,)] = self._fetch(is_with_a_worker(), job_id)
         if is_claimed:
             # Claimed since before the cancel.  If the claim is rolled back, or settled after all,
@@ -554,7 +558,8 @@ class Jobs:
     ) -> set[int]:
         """Put failed or cancelled jobs back, whose rows the caller has locked; returns them.
 
-        What was skipped because of them waits for them again.
+        What was skipped because of them waits for them again; a skipped job itself waits again for
+        those that come before it.
         """
         statement = requeue_jobs(notify=notify, limited=limited)
         done = dict(
@@ -562,6 +567,8 @@ class Jobs:
         )
         if of_workflows := [job_id for job_id, in_workflow in done.items() if in_workflow]:
             Workflows(self._executor).restore(of_workflows)
+        if left := times.keys() - done.keys():
+            return done.keys() | Workflows(self._executor).block_again(left)
         return set(done)
 
     def _run(self, statement: Any, job_id: int) -> Any:

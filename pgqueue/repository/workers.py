@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
-from pgqueue.repository.batches import has_due_count, has_overdue
+from pgqueue.repository.batches import has_due_count, has_past_deadline
 from pgqueue.repository.blocked import sweep
 from pgqueue.repository.health import LONGEST_SILENCE
 from pgqueue.repository.reading import moment, span
@@ -197,7 +197,7 @@ def notices(*, running: bool, search: bool, ticks: bool = False) -> sa.Executabl
         over.label("over"),
         swept_to.label("swept_to"),
         (has_due_count() if ticks else sa.null()).label("has_due_count"),
-        (has_overdue() if ticks else sa.null()).label("has_overdue"),
+        (has_past_deadline() if ticks else sa.null()).label("has_past_deadline"),
     )
 
 
@@ -251,7 +251,7 @@ class Notices(NamedTuple):
     """Up to where all that watch one were read; None at the end."""
     has_due_count: bool | None
     """Whether a batch is to be counted; None if it was not asked."""
-    has_overdue: bool | None
+    has_past_deadline: bool | None
     """Whether the deadline of an open batch is over; None if it was not asked."""
 
 

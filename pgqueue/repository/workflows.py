@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Insert
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
-from pgqueue.repository.blocked import is_skipped
+from pgqueue.repository.blocked import NOTHING, is_skipped
 from pgqueue.repository.tables import (
     AS_IF_NEW,
     SUCCEEDED,
@@ -23,6 +23,7 @@ from pgqueue.repository.tables import (
     dead_letters,
     dependencies,
     document,
+    is_key_across_queues,
     jobs,
     pg,
 )
@@ -35,12 +36,17 @@ JOB_IDS = pg.unnest(array_parameter("job_ids", sa.BigInteger))
 
 @cache
 def lock_successors() -> sa.Executable:
-    """Lock the rows of those jobs that wait for a job, so that none is released before this
-    transaction ends.  A look leaves them out."""
+    """Lock the rows of those jobs that wait for a job, or for a group in which it is, so that none
+    is released before this transaction ends.  A look leaves them out."""
+    groups = (
+        sa.select(-batch_jobs.c.batch_id)
+        .join_from(batch_jobs, batches, batches.c.id == batch_jobs.c.batch_id)
+        .where(batch_jobs.c.job_id == JOB, batches.c.workflow_id.is_not(None))
+    )
     return (
         sa.select(blocked.c.node_id)
         .join_from(dependencies, blocked, blocked.c.node_id == dependencies.c.job_id)
-        .where(dependencies.c.after_id == JOB)
+        .where(sa.or_(dependencies.c.after_id == JOB, dependencies.c.after_id.in_(groups)))
         .order_by(blocked.c.node_id)
         .with_for_update(read=True, of=blocked)
     )
@@ -55,8 +61,10 @@ def add_dependencies() -> sa.Executable:
         .render_derived(name=name)
         for name in ("nodes", "others")
     )
-    rows = sa.select(node.c.id, other.c.id).select_from(node.join(other, sa.true()))
-    return sa.insert(dependencies).from_select(["job_id", "after_id"], rows)
+    # A job that held the unique key of an enqueue may be there twice, or be a successor itself.
+    rows = sa.select(node.c.id, other.c.id).select_from(node.join(other, node.c.id != other.c.id))
+    edges = pg_insert(dependencies).from_select(["job_id", "after_id"], rows)
+    return edges.on_conflict_do_nothing()
 
 
 @cache
@@ -98,19 +106,32 @@ def reached() -> sa.Executable:
     )
 
 
+def is_key_taken() -> sa.ColumnElement[bool]:
+    """Whether another job holds the unique key of a job."""
+    held = sa.alias(jobs, "held")
+    same = sa.and_(held.c.held_unique_key == jobs.c.unique_key, held.c.held_unique_key.is_not(None))
+    in_scope = sa.or_(held.c.queue == jobs.c.queue, is_key_across_queues(held))
+    return sa.exists().where(same, in_scope).correlate_except(held)
+
+
 @cache
-def restore_jobs() -> sa.Executable:
-    """Block these jobs again, as if new; returns them."""
+def restore_jobs(*, skipped: bool) -> sa.Executable:
+    """Block these jobs again, as if new, and return them; ``skipped``: those that were skipped.
+
+    A job whose unique key another job holds stays as it is.
+    """
     node = document("nodes", sa.column("id", sa.BigInteger), sa.column("via", sa.BigInteger))
     job = (
         sa.update(jobs)
-        .where(jobs.c.id == node.c.id, jobs.c.outcome.is_not(None))
+        .where(jobs.c.id == node.c.id, jobs.c.outcome.is_not(None), ~is_key_taken())
+        .where(*([is_skipped()] if skipped else []))
         .values(**AS_IF_NEW, last_error=sa.null())
         .returning(jobs.c.id, node.c.via)
         .cte("job")
     )
     letters = sa.delete(dead_letters).where(dead_letters.c.job_id == among(sa.select(job.c.id)))
-    return _blocked_again(sa.select(job.c.id, job.c.via)).add_cte(letters.cte("letters"))
+    again = _blocked_again(sa.select(job.c.id, job.c.via)).add_cte(letters.cte("letters"))
+    return again.returning(blocked.c.node_id)
 
 
 @cache
@@ -179,10 +200,19 @@ class Workflows:
         """
         given = {"job_ids": array_of(map(str, job_ids))}
         found = self._executor.execute(reached(), given).all()
-        for statement, is_job in ((restore_jobs, True), (open_again, False)):
-            nodes = [{"id": id, "via": via} for id, via in found if (id > 0) is is_job]
-            if nodes:
-                self._executor.execute(statement(), {"nodes": json.dumps(nodes)})
+        if job_nodes := [(id, via) for id, via in found if id > 0]:
+            self._executor.execute(restore_jobs(skipped=False), _nodes(job_nodes))
+        if batch_nodes := [(id, via) for id, via in found if id < 0]:
+            self._executor.execute(open_again(), _nodes(batch_nodes))
+
+    def block_again(self, job_ids: Iterable[int]) -> set[int]:
+        """Let those of these jobs that were skipped wait again for what comes before them; returns
+        them.  A look follows, and skips a job again if that has failed still."""
+        nodes = _nodes((job_id, NOTHING) for job_id in job_ids)
+        done = set(self._executor.execute(restore_jobs(skipped=True), nodes).scalars())
+        if done:
+            self.restore(done)
+        return done
 
     def results(self, job_id: int, tasks: Iterable[str]) -> Iterator[Any]:
         """The results of the jobs with these names of a task for which a job waited."""
@@ -190,3 +220,7 @@ class Workflows:
         options = {"yield_per": RESULTS_IN_A_READ}
         found = self._executor.execute(results(), parameters, execution_options=options)
         yield from found.scalars()
+
+
+def _nodes(pairs: Iterable[tuple[int, int]]) -> dict[str, str]:
+    return {"nodes": json.dumps([{"id": id, "via": via} for id, via in pairs])}

@@ -82,7 +82,7 @@ RIGHTS = {
     "batches": Rights(
         worker=WRITE,
         enqueue="INSERT (name, meta, application, is_workflow, deadline_at, "
-        "workflow_id), SELECT (id)",
+        "workflow_id), SELECT (id, application, is_workflow, workflow_id)",
         # A requeue opens a workflow again.
         dashboard="SELECT, UPDATE (outcome, total, failed, cancelled, callback_id, ended_at)",
     ),

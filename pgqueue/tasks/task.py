@@ -23,7 +23,6 @@ from pgqueue.meta import checked_meta, meta_text, meta_with
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret, unmaskable
-from pgqueue.repository.batches import Callback
 from pgqueue.repository.deadlines import DUE
 from pgqueue.repository.enqueue import (
     Enqueues,
@@ -418,22 +417,17 @@ class Task(Generic[P, R]):
                     f"queue {name} has limits; cancel it, and enqueue another job"
                 )
 
-    def callback(self, batch_id: int, meta: Mapping[str, Any]) -> Callback:
-        """Return the values of the job that calls this task with the id of a batch, and that waits
-        for the batch.  ``meta``: what its meta notes.
-
-        Raises OptionError, ArgumentsError or PayloadError.
-        """
+    def check_callback(self, batch_id: int) -> None:
+        """Raise OptionError, ArgumentsError or PayloadError unless this task can be called with the
+        id of a batch when that ends."""
         new = self._job_values_now()
         if (new.unique, new.delay, new.run_at, new.node) != (None,) * 4:
             raise OptionError(
-                f"{self._where}: the callback of a batch is enqueued when the batch ends, once, "
-                "and takes no unique key, delay, run_at or node; give task.options(...) without "
-                "them, or another task"
+                f"{self._where}: the callback of a batch starts when the batch ends, and takes no "
+                "unique key, delay, run_at or node; give task.options(...) without them, or "
+                "another task"
             )
-        encoded = self._encoded((batch_id,), {})
-        new = replace(new, meta=meta_with(new.meta, meta), after=(-batch_id,), notify=False)
-        return Callback(new, encoded.text, encoded.limit_keys)
+        self._encoded((batch_id,), {})
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
@@ -566,15 +560,17 @@ class Task(Generic[P, R]):
         new = _for_connection(self._job_values_now(), connection)
         if (collecting := collecting_of(session)) is None:
             return new
-        if not collecting.after:
-            return replace(new, meta=meta_with(new.meta, collecting.meta))
-        if new.changes_holder:
+        if collecting.after and new.changes_holder:
             raise OptionError(
                 f"{self._where}: on_conflict={self._options.conflict!r} changes a job that exists, "
                 "and this job waits for others; give on_conflict='return' or 'raise'"
             )
-        meta = meta_with(new.meta, collecting.meta)
-        return replace(new, meta=meta, after=collecting.after, notify=False)
+        return replace(
+            new,
+            meta=meta_with(new.meta, collecting.meta),
+            after=collecting.after,
+            notify=new.notify and not collecting.after,
+        )
 
     def _job_values_now(self) -> NewJob:
         """The values of a job that is enqueued now, with the meta of ``queue.on_enqueue``."""

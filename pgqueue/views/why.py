@@ -8,6 +8,7 @@ from typing import Any
 from pgqueue.models import JobStatus
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.redaction import MASK
+from pgqueue.repository.blocked import named
 from pgqueue.repository.listing import Holder, JobDetails, LimitUse, PastAttempt
 from pgqueue.repository.waits import MOST_AHEAD
 from pgqueue.rules.limits import has_own_capacity, name_of, rate_in_words
@@ -40,9 +41,8 @@ def why(job: JobDetails, known_tasks: Collection[str] = ()) -> list[Reason]:
         case JobStatus.RUNNING:
             return [Reason(("its attempt has ended just now",))]
         case JobStatus.BLOCKED if (awaited := job.waits_for) is not None:
-            kind = "job" if awaited.node_id > 0 else "batch"
-            others = f", and for {awaited.number - 1} others" if awaited.number > 1 else ""
-            return [Reason((f"waits for the end of {kind} {abs(awaited.node_id)}{others}",))]
+            of = f", one of {awaited.number} predecessors" if awaited.number > 1 else ""
+            return [Reason((f"waits for the end of {named(awaited.node_id)}{of}",))]
     return list(_hindrances(job, known_tasks)) or [_next(job)]
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from pgqueue import redaction
 from pgqueue.database.settings import LOOKING
 from pgqueue.repository.batches import Batches
-from pgqueue.repository.blocked import BlockedNodes, JobsLook
+from pgqueue.repository.blocked import BlockedNodes, Look
 from pgqueue.worker.loop import NEVER, Loop
 from pgqueue.worker.rows import RowGuard
 from pgqueue.worker.runtime import WorkerRuntime
@@ -95,34 +95,33 @@ class Looker:
             with begin():
                 over = nodes.over(watched)
             given, watched = watched, []
-            # What something watches now may have ended before that was committed: the second look.
+            # What is watched from now on may have ended before the watch was committed: look again.
             looks = self._looks_at_jobs(nodes, given, begin) if over.jobs else iter(())
             for look in looks:
-                watched += look.watches + look.ended
+                watched += [*look.watches, *look.ended]
                 released += look.released
                 if is_over():
                     break
             for batch_id in over.batch_ids:
-                if is_over() or self._guard.rests(batch_id):
+                if is_over() or self._guard.rests(-batch_id):
                     continue
-                with self._guard.row(batch_id, f"batch {batch_id} cannot be ended, and stays open"):
+                words = f"batch {batch_id} cannot be ended, and stays open"
+                with self._guard.row(-batch_id, words):
                     with begin():
-                        watches, has_ended = batches.look(batch_id)
-                    if watches is not None:
-                        watched.append(watches)
-                    if has_ended:
+                        look = batches.look(batch_id)
+                    watched += [*look.watches, *look.ended]
+                    if look.ended:
                         logger.info("batch %d has ended", batch_id)
-                        watched.append(-batch_id)
         return released
 
     def _looks_at_jobs(
         self, nodes: BlockedNodes, node_ids: list[int], begin: Begin
-    ) -> Iterator[JobsLook]:
+    ) -> Iterator[Look]:
         """Look at the jobs that watch one of these nodes, in portions; if the database refuses to
         change one, at each alone."""
         look, key = partial(nodes.look, node_ids, notify=self._notify), f"jobs after {node_ids[0]}"
         while not self._guard.rests(key):
-            done: JobsLook | None = None
+            done: Look | None = None
             with self._guard.row(key, "some of the jobs that may start cannot be changed"), begin():
                 done = look()
             if done is None:

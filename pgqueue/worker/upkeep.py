@@ -91,7 +91,7 @@ class ReadNotices(Duty):
             self._looks.ended(notices.over)
         if notices.has_due_count:
             self._janitor.count_batches()
-        if notices.has_overdue:
+        if notices.has_past_deadline:
             self._janitor.keep_deadlines()
         self._slots.cancel(notices.cancelled, notices.killed)
         self._rescue.rescue(connection, notices)

@@ -15,8 +15,8 @@ from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
 from pgqueue import BatchEnded, Job, PgQueue, Worker
 from pgqueue.database.settings import LOOKING, UPKEEP
 from pgqueue.repository import batches
-from pgqueue.repository.batches import Batches, Look
-from pgqueue.repository.blocked import BlockedNodes
+from pgqueue.repository.batches import Batches
+from pgqueue.repository.blocked import BlockedNodes, Look
 from pgqueue.repository.workers import Workers
 from pgqueue.tables import BatchJob
 from pgqueue.testing.databases import fresh_database
@@ -59,7 +59,7 @@ def end(connection: Connection) -> bool | None:
     over, _ = BlockedNodes(connection).swept(None)
     for batch_id in BlockedNodes(connection).over(over).batch_ids:
         look = Batches(connection).look(batch_id)
-        return look.has_ended if look != Look() else None
+        return bool(look.ended) if look != Look() else None
     return None
 
 
@@ -180,7 +180,7 @@ def test_additions_share_their_lock_and_that_of_an_end_waits_for_none() -> None:
     added = sql_of(batches.keep_open())
     ended = sql_of(batches.lock_batch())
 
-    assert added.endswith("FOR SHARE")
+    assert added.endswith("FOR SHARE OF blocked")
     assert ended.endswith("FOR NO KEY UPDATE SKIP LOCKED")
 
 
@@ -230,6 +230,7 @@ def test_a_look_at_an_open_batch_is_two_probes(many_url: str) -> None:
     assert plans.only.scans_of("batches") <= {
         "Index Scan batches_open",
         "Index Only Scan batches_open",
+        "Index Scan batches_deadline_at",
     }
     assert plans.only.buffers < 40
 
