@@ -444,7 +444,7 @@ def create_batches() -> None:
         key("blocked", "node_id"),
         storage=EMPTIED_OFTEN,
     )
-    create_index("blocked_waits_for", "blocked", ["waits_for"])
+    create_index("blocked_waits_for", "blocked", ["waits_for", "node_id"])
     create_table(
         "dependencies",
         number("job_id", sa.BigInteger),

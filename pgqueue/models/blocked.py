@@ -15,7 +15,7 @@ class Blocked(Base):
     """
 
     __tablename__ = "blocked"
-    __table_args__ = (Index("blocked_waits_for", "waits_for"),)
+    __table_args__ = (Index("blocked_waits_for", "waits_for", "node_id"),)
 
     node_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     waits_for: Mapped[int] = mapped_column(BigInteger)

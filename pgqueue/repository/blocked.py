@@ -146,7 +146,8 @@ def lock_jobs(*, one: bool) -> sa.Executable:
     ``one`` of them.
 
     A job that another transaction has locked, for example to cancel it or to let it wait for one
-    more, is left out.
+    more, is left out, so the order of the locks does not matter: without ORDER BY, no more rows are
+    read than wanted.
     """
     return (
         sa.select(
@@ -159,7 +160,6 @@ def lock_jobs(*, one: bool) -> sa.Executable:
         .where(blocked.c.waits_for == GIVEN, has_ended(blocked.c.waits_for))
         .where(*([jobs.c.id == JOB] if one else []))
         .where(jobs.c.outcome.is_(None), sees_all(jobs, batches, dependencies))
-        .order_by(jobs.c.id)
         .limit(JOBS_IN_A_LOOK)
         .with_for_update(key_share=True, skip_locked=True)
     )
@@ -298,10 +298,15 @@ def drop_groups() -> sa.Executable:
 
 @cache
 def unblock_jobs() -> sa.Executable:
-    """Delete the rows of these jobs, and those that jobs which have ended have left."""
+    """Delete the rows of these locked jobs."""
+    return sa.delete(blocked).where(blocked.c.node_id == JOBS)
+
+
+@cache
+def drop_left_rows() -> sa.Executable:
+    """Delete the rows that jobs have left which were cancelled while their rows were locked."""
     is_left = sa.and_(blocked.c.node_id > ZERO, ~is_unfinished(blocked.c.node_id), sees_all(jobs))
-    is_meant = sa.or_(blocked.c.node_id == JOBS, is_left)
-    return delete_unlocked(blocked, blocked.c.waits_for == GIVEN, is_meant)
+    return delete_unlocked(blocked, blocked.c.waits_for == GIVEN, is_left)
 
 
 @cache
@@ -362,7 +367,10 @@ class BlockedNodes:
         one = {} if job_id is None else {"job_id": job_id}
         statement: Any = lock_jobs(one=job_id is not None)
         locked = {row[0]: row[1:] for row in self._executor.execute(statement, {**given, **one})}
-        found = self._executor.execute(predecessors(), _jobs(locked)).all() if locked else []
+        if not locked:
+            self._executor.execute(drop_left_rows(), given)
+            return Look()
+        found = self._executor.execute(predecessors(), _jobs(locked)).all()
         watches = {id: other for id, other, *_ in found if other is not None}
         released: dict[bool, list[int]] = {False: [], True: []}
         skipped: dict[int, str] = {}
@@ -388,7 +396,7 @@ class BlockedNodes:
             reasons = [{"id": id, "reason": reason} for id, reason in skipped.items()]
             self._executor.execute(skip_jobs(), {"skipped": json.dumps(reasons)})
         gone = self._drop(dropped) if dropped else []
-        self._executor.execute(unblock_jobs(), {**given, **_jobs(locked.keys() - watches.keys())})
+        self._executor.execute(unblock_jobs(), _jobs(locked.keys() - watches.keys()))
         return Look(
             released=sum(map(len, released.values())),
             ended=[*skipped, *dropped, *gone],
