@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
+from sqlalchemy import inspect
 from sqlalchemy.orm import Session
 
 from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch, check_name
@@ -70,6 +71,11 @@ class OpenWorkflow(OpenBatch):
             ...     flow.add(clean_up.job(12), after=rows, when="failed")
         """
         session = self._open_session()
+        if not isinstance(job, Job) or not inspect(job).transient:
+            raise OptionError(
+                f"{self._where}: add is given {quoted(job)}; give a new job, as task.job(...) "
+                "returns it, which is in no session"
+            )
         with self.after(*_nodes(after), when=when):
             session.add(job)
             session.flush()
@@ -220,6 +226,8 @@ class OpenWorkflow(OpenBatch):
                 f"{self._where}: a job cannot wait for {len(after):,} jobs; put them into a group, "
                 f"or give at most {MOST_PREDECESSORS:,}"
             )
+        if not nodes and when != "succeeded":
+            raise OptionError(f"{self._where}: when={when!r} is given without after")
         if not nodes:
             return collecting
         noted = noted_outcomes(OUTCOMES_OF[when])
@@ -263,9 +271,10 @@ OUTCOMES_OF: dict[str, list[str]] = {
 
 
 def _nodes(given: Predecessor | Iterable[Predecessor]) -> Sequence[Predecessor]:
-    if isinstance(given, Job | OpenBatch) or not isinstance(given, Iterable):
-        return (given,)
-    return tuple(given)
+    if isinstance(given, Iterable) and not isinstance(given, Job | str | bytes):
+        return tuple(given)
+    single: Any = given  # checked with each of several
+    return (single,)
 
 
 class NewWorkflow(OpenWorkflow, NewBatch):
@@ -294,10 +303,19 @@ class ExtendedWorkflow(OpenWorkflow, ExtendedBatch):
         super().__init__(session, batch_id)
         self._before = before
 
+    def _begin(self, rows: Batches) -> int:
+        workflow_id = super()._begin(rows)
+        if self._before is not None and not rows.has_job(workflow_id, self._before):
+            raise OptionError(
+                f"{self._where}: before_successors_of is {self._before}, which is no job of this "
+                "workflow; give ctx.job_id"
+            )
+        return workflow_id
+
     def _end(self, session: Session, rows: Batches, job_ids: Sequence[int]) -> None:
         if self._before is not None and job_ids:
-            connection = joined(session, self._where)
-            Workflows(connection).let_successors_wait(self._before, job_ids)
+            workflows = Workflows(joined(session, self._where))
+            workflows.let_successors_wait(self.id, self._before, job_ids)
 
 
 class Group(OpenWorkflow):

@@ -150,7 +150,7 @@ def test_a_failed_job_starts_those_that_run_when_it_fails(
     assert rig.outcome(flow) == "failed"
 
 
-def test_a_branch_that_is_not_taken_is_gone(rig: Rig, session: Session) -> None:
+def test_a_branch_that_is_not_taken_stops_nothing(rig: Rig, session: Session) -> None:
     with rig.queue.workflow(session) as flow:
         root = flow.add(rig.note.job("root"))
         repair = flow.add(rig.note.job("repair"), after=root, when="failed")
@@ -161,7 +161,9 @@ def test_a_branch_that_is_not_taken_is_gone(rig: Rig, session: Session) -> None:
     rig.work()
 
     assert rig.ran == ["root", "last"]
-    assert statuses(session) == {"root": "succeeded", "last": "succeeded"}
+    skipped = dict.fromkeys(("repair", "behind"), "cancelled")
+    assert statuses(session) == {"root": "succeeded", "last": "succeeded", **skipped}
+    assert session.get_one(Job, behind.id).last_error == "skipped: not needed"
     assert rig.outcome(flow) == "succeeded"
 
 
@@ -446,7 +448,7 @@ def test_the_callback_for_another_outcome_comes_back_too(rig: Rig, session: Sess
     assert rig.outcome(flow) == "failed"
 
 
-def test_a_group_of_which_no_job_runs_is_gone_with_what_waits_for_it(
+def test_what_waits_for_a_group_of_which_no_job_is_needed_is_not_needed(
     rig: Rig, session: Session
 ) -> None:
     with rig.queue.workflow(session) as flow:
@@ -458,7 +460,8 @@ def test_a_group_of_which_no_job_runs_is_gone_with_what_waits_for_it(
     rig.work()
 
     assert rig.ran == ["root"]
-    assert statuses(session) == {"root": "succeeded"}
+    skipped = dict.fromkeys(("a", "b", "behind"), "cancelled")
+    assert statuses(session) == {"root": "succeeded", **skipped}
     assert rig.outcome(flow) == "succeeded"
 
 
@@ -532,3 +535,64 @@ def test_what_cannot_wait_is_refused(rig: Rig, session: Session) -> None:
     ):
         more.add(rig.note.job("a"), after=group)
     session.rollback()
+
+
+def test_a_handler_of_a_failure_sees_one_that_came_earlier(rig: Rig, session: Session) -> None:
+    rig.failing = {"bad"}
+    with rig.queue.workflow(session) as flow:
+        bad = flow.add(rig.note.job("bad"))
+        second = flow.add(rig.note.job("second"), after=bad)
+        third = flow.add(rig.note.job("third"), after=second)
+        flow.add(rig.note.job("clean up"), after=third, when="failed")
+        flow.add(rig.note.job("not this"), after=third, when="cancelled")
+    session.commit()
+
+    rig.work()
+
+    assert rig.ran == ["clean up"]
+    assert session.get_one(Job, third.id).last_error == f"skipped: job {bad.id} has failed"
+
+
+def test_a_requeue_brings_back_all_that_follows_also_what_has_run(
+    rig: Rig, session: Session
+) -> None:
+    rig.failing = {"bad"}
+    with rig.queue.workflow(session, on_failure=rig.tell) as flow:
+        bad = flow.add(rig.note.job("bad"))
+        flow.add(rig.note.job("clean up"), after=bad, when="failed")
+        flow.add(rig.note.job("always"), after=bad, when="ended")
+    session.commit()
+    rig.work()
+    assert sorted(rig.ran) == ["always", "clean up", "told"]
+    rig.ran.clear()
+
+    rig.queue.requeue(session, bad.id)
+    session.commit()
+    rig.work()
+    assert sorted(rig.ran) == ["always", "clean up", "told"]
+
+    rig.failing.clear()
+    rig.queue.requeue(session, bad.id)
+    session.commit()
+    rig.work()
+    assert rig.ran[3:] == ["bad", "always"]
+    assert rig.outcome(flow) == "succeeded"
+    assert statuses(session)["clean up"] == "cancelled"
+
+
+def test_a_cancelled_workflow_is_requeued_in_order(rig: Rig, session: Session) -> None:
+    with rig.queue.workflow(session) as flow:
+        last = flow.add(rig.note.options(delay=timedelta(hours=1)).job("first"))
+        for name in ("second", "third"):
+            last = flow.add(rig.note.job(name), after=last)
+    session.commit()
+    rig.queue.cancel_batch(session, flow.id)
+    session.commit()
+    rig.work()
+    assert rig.outcome(flow) == "cancelled"
+
+    rig.queue.operate("ada").requeue(Selection(batch=flow.id))
+    rig.work()
+
+    assert rig.ran == ["first", "second", "third"]
+    assert rig.outcome(flow) == "succeeded"

@@ -23,8 +23,10 @@ from pgqueue.repository.blocked import (
     Look,
     common_outcome,
     has_ended,
+    is_not_needed,
     is_unfinished,
     runs_when,
+    workflow_of,
 )
 from pgqueue.repository.reading import moment
 from pgqueue.repository.references import Reference, is_free
@@ -101,6 +103,14 @@ def keep_open() -> sa.Executable:
 
 
 @cache
+def is_member() -> sa.Executable:
+    job_id = sa.bindparam("job_id", type_=sa.BigInteger)
+    return sa.select(
+        sa.exists().where(batch_jobs.c.batch_id == BATCH, batch_jobs.c.job_id == job_id)
+    )
+
+
+@cache
 def is_known() -> sa.Executable:
     return sa.select(batches.c.id).where(batches.c.id == BATCH)
 
@@ -140,18 +150,14 @@ def has_past_deadline() -> sa.ColumnElement[bool]:
 
 @cache
 def jobs_past_deadline() -> sa.Executable:
-    """The first jobs, after an id, of batches whose deadlines are over.
-
-    Without those that wait for other jobs, as the end of these skips them, and without those that
-    start when others are cancelled.
-    """
-    waits = sa.exists().where(blocked.c.node_id == jobs.c.id)
+    """The first jobs, after an id, of batches whose deadlines are over; without those that start
+    when others are cancelled."""
     overdue = sa.select(batches.c.id).where(is_past_deadline())
     return (
         sa.select(jobs.c.id)
         .join_from(batch_jobs, jobs, jobs.c.id == batch_jobs.c.job_id)
         .where(batch_jobs.c.batch_id == among(overdue), jobs.c.id > AFTER, ~runs_when(CANCELLED))
-        .where(jobs.c.outcome.is_(None), jobs.c.cancel_requested_at.is_(None), ~waits)
+        .where(jobs.c.outcome.is_(None), jobs.c.cancel_requested_at.is_(None))
         .order_by(jobs.c.id)
         .limit(sa.bindparam("limit", type_=sa.BigInteger))
     )
@@ -226,11 +232,13 @@ def end_batch() -> sa.Executable:
     values = {name: sa.bindparam(name, type_=batches.c[name].type) for name in names}
     node = sa.delete(blocked).where(NODE).cte("node")
     batch = sa.update(batches).where(batches.c.id == BATCH, IS_OPEN)
+    of_batch = sa.cast(batches.c.id, sa.Text)
     callback = (
         sa.select(pg.min(jobs.c.id))
         .join_from(dependencies, jobs, jobs.c.id == dependencies.c.job_id)
         .where(dependencies.c.after_id == -sa.cast(BATCH, sa.BigInteger), jobs.c.outcome.is_(None))
         .where(batches.c.workflow_id.is_(None), runs_when(text_parameter("outcome_is")))
+        .where(sa.func.coalesce(workflow_of(), of_batch) == of_batch)
         .correlate(batches)
     )
     batch = batch.values(**values, ended_at=clock(), callback_id=callback.scalar_subquery())
@@ -330,21 +338,33 @@ def prune_batch() -> sa.Executable:
     parts_gone = sa.select(count_rows()).select_from(parts).scalar_subquery()
     whole = sa.delete(batches).where(batches.c.id == id, parts_gone < size)
     gone = whole.returning(batches.c.id).cte("gone")
-    return sa.select(parts_gone + sa.select(count_rows()).select_from(gone).scalar_subquery())
+    # Who waited for it has ended, and would take it for one that has succeeded.
+    edges = sa.delete(dependencies).where(dependencies.c.after_id == among(sa.select(-gone.c.id)))
+    return sa.select(
+        parts_gone + sa.select(count_rows()).select_from(gone).scalar_subquery()
+    ).add_cte(edges.cte("edges"))
 
 
-def is_in_open_batch() -> sa.ColumnElement[bool]:
-    """Whether a job must stay, because its outcome counts at the end of a batch.
+def is_awaited() -> sa.ColumnElement[bool]:
+    """Whether a job must stay, because its outcome counts at the end of a batch, or for a job that
+    waits for it.
 
-    Two probes by key for a job of a batch, one for any other.
+    Few probes by key for a job of a batch, two for any other.
     """
     is_open = sa.select(batches.c.id).where(batches.c.id == batch_jobs.c.batch_id, IS_OPEN)
-    return (
+    member = (
         sa.select(batch_jobs.c.batch_id)
         .where(batch_jobs.c.job_id == jobs.c.id, is_open.offset(AS_IT_STANDS).exists())
         .offset(AS_IT_STANDS)
-        .exists()
     )
+    return sa.or_(member.exists(), _has_waiting(jobs.c.id))
+
+
+def _has_waiting(node_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Whether a blocked job waits for a node."""
+    waits = sa.select(dependencies.c.job_id).where(dependencies.c.after_id == node_id)
+    waiting = waits.join(blocked, blocked.c.node_id == dependencies.c.job_id)
+    return waiting.offset(AS_IT_STANDS).correlate_except(dependencies, blocked).exists()
 
 
 def _is_due() -> tuple[sa.ColumnElement[bool], ...]:
@@ -356,6 +376,7 @@ def _is_due() -> tuple[sa.ColumnElement[bool], ...]:
     )
     return (
         ~is_in_open_workflow,
+        ~_has_waiting(-batches.c.id),
         batches.c.ended_at <= pg.statement_timestamp() - seconds(sa.func.greatest(span, A_DAY)),
         span >= sa.literal_column("0::double precision", sa.Float),
         ~is_unfinished(batches.c.callback_id),
@@ -374,7 +395,7 @@ def _counts(
             count_rows().label("total"),
             _count_if(is_unfinished).label("unfinished"),
             _count_if(jobs.c.outcome == FAILED).label("failed"),
-            _count_if(jobs.c.outcome == CANCELLED).label("cancelled"),
+            _count_if(sa.and_(jobs.c.outcome == CANCELLED, ~is_not_needed())).label("cancelled"),
             pg.max(sa.case((is_unfinished, jobs.c.id))).label("newest_unfinished"),
         )
         .select_from(batch_jobs.outerjoin(jobs, jobs.c.id == batch_jobs.c.job_id))
@@ -472,6 +493,9 @@ class Batches:
             f"batch {batch_id} has ended, and its callback may have run, so no job can be added; "
             "create another batch"
         )
+
+    def has_job(self, batch_id: int, job_id: int) -> bool:
+        return bool(self._run(is_member(), batch_id, job_id=job_id).scalar())
 
     def add_jobs(self, batch_id: int, job_ids: Sequence[int]) -> None:
         for start in range(0, len(job_ids), JOBS_IN_A_STATEMENT):

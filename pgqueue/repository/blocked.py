@@ -6,11 +6,9 @@ batch one of its jobs, a job one of the nodes that ``dependencies`` names.  A se
 of this, and nothing is counted.  When the watched node has ended, a worker *looks*: the blocked
 node watches another unfinished one, or it ends its waiting.  A batch ends then; a job is
 
-* *released*, which gives it a message, if it runs with these outcomes,
-* *skipped*, which ends it as cancelled, if it belongs to a workflow and what it waits for has
-  failed or was cancelled, and
-* *dropped*, which deletes it, if it handles a failure that has not come, or waits only for jobs
-  that were dropped, or is a callback of a batch that is not wanted.
+* *released*, which gives it a message, if it runs with the outcomes of these nodes,
+* *skipped*, which ends it as cancelled, with the reason, if it does not, or
+* *dropped*, which deletes it, if it is a callback of a plain batch that is not wanted.
 
 Why this is safe: each side commits its write before it reads.  Of an end and a new watch, the
 second sees the first::
@@ -23,7 +21,7 @@ and also those of jobs that were cancelled, deleted or claimed by the applicatio
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -36,9 +34,9 @@ from pgqueue.repository.messages import columns_for, dispatch_of
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
+    FAILED,
     SUCCEEDED,
     Executor,
-    among,
     array_of,
     array_parameter,
     batch_jobs,
@@ -67,6 +65,11 @@ JOBS_IN_A_LOOK = 1000
 
 SKIPPED = "skipped: "
 """How the error of a skipped job begins."""
+NOT_NEEDED = f"{SKIPPED}not needed"
+"""The error of a job that waits for a failure which has not come.  It stops nothing: neither its
+successors, nor the success of its workflow."""
+FAILED_WORDS = " has failed"
+"""How the error of a job ends that was skipped because another has failed."""
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
 JOBS = sa.any_(array_parameter("job_ids", sa.BigInteger))
@@ -78,6 +81,12 @@ WHEN, WORKFLOW = (
 LAST = sa.literal_column(str(NOTHING), sa.BigInteger)
 
 
+def workflow_of() -> sa.ColumnElement[str]:
+    """The id of the workflow of a job, as text; NULL if it belongs to none."""
+    id: sa.ColumnElement[str] = pg.jsonb_extract_path_text(jobs.c.meta, WORKFLOW, type_=sa.Text)
+    return id
+
+
 def is_in_workflow() -> sa.ColumnElement[bool]:
     return sa.func.coalesce(pg.jsonb_exists(jobs.c.meta, WORKFLOW), sa.false())
 
@@ -87,6 +96,10 @@ def is_skipped() -> sa.ColumnElement[bool]:
     prefix = sa.cast(sa.literal_column(f"'{SKIPPED}'", sa.Text), sa.Text)
     is_said = sa.func.coalesce(pg.starts_with(jobs.c.last_error, prefix), sa.false())
     return sa.and_(jobs.c.outcome == CANCELLED, jobs.c.started_at.is_(None), is_said)
+
+
+def is_not_needed() -> sa.ColumnElement[bool]:
+    return sa.and_(is_skipped(), pg.starts_with(jobs.c.last_error, sa.cast(NOT_NEEDED, sa.Text)))
 
 
 def is_unfinished(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
@@ -167,9 +180,9 @@ def lock_jobs(*, one: bool) -> sa.Executable:
 
 @cache
 def predecessors() -> sa.Executable:
-    """For each of these locked jobs the newest node that has not ended and for which it waits;
-    whether it has waited for any that was not dropped; and, if all have ended, the first that has
-    failed and the first that was cancelled.
+    """For each of these locked jobs the newest node that has not ended and for which it waits; if
+    all have ended, why it is skipped if one has failed, and if one was cancelled; and whether none
+    of them was needed, NULL if it waits for none.
 
     A separate statement, after the lock: the snapshot of the statement that locks may be older than
     the last dependency.  A node that is gone has succeeded.
@@ -179,35 +192,71 @@ def predecessors() -> sa.Executable:
         .table_valued(sa.column("id", sa.BigInteger))
         .render_derived(name="node")
     )
-    edge, after = dependencies.c, dependencies.c.after_id
-    of_node = sa.select(after).where(edge.job_id == node.c.id)
-    unfinished = (
-        of_node.where(~has_ended(after)).order_by(after.desc()).limit(sa.literal_column("1"))
-    )
-    watch = unfinished.lateral("watch")
-    of_job = sa.select(jobs.c.outcome).where(jobs.c.id == after)
-    of_batch = sa.select(batches.c.outcome).where(batches.c.id == -after)
-    outcome = sa.case(
-        (after > ZERO, of_job.offset(AS_IT_STANDS).scalar_subquery()),
-        else_=of_batch.offset(AS_IT_STANDS).scalar_subquery(),
-    )
-    ended = (
-        sa.select(after, outcome.label("outcome"))
-        .where(edge.job_id == node.c.id, watch.c.after_id.is_(None))
-        .correlate(node, watch)
+    after, is_of_node = dependencies.c.after_id, dependencies.c.job_id == node.c.id
+    unfinished = sa.select(after).where(is_of_node, ~has_ended(after)).order_by(after.desc())
+    watch = unfinished.limit(sa.literal_column("1")).lateral("watch")
+    job = (
+        sa.select(
+            sa.case((_failed_before(), FAILED), else_=jobs.c.outcome).label("outcome"),
+            sa.case((is_skipped(), jobs.c.last_error), else_=_why_skipped("job", jobs)).label(
+                "why"
+            ),
+            is_not_needed().label("not_needed"),
+        )
+        .where(jobs.c.id == after)
         .offset(AS_IT_STANDS)
+        .lateral("predecessor")
+    )
+    is_member = batch_jobs.c.batch_id == batches.c.id
+    member = sa.select(batch_jobs.c.job_id).where(is_member)
+    needed = member.outerjoin(jobs, jobs.c.id == batch_jobs.c.job_id).where(
+        ~sa.func.coalesce(is_not_needed(), sa.false())
+    )
+    batch = (
+        sa.select(
+            batches.c.outcome,
+            _why_skipped("batch", batches).label("why"),
+            sa.and_(member.exists(), ~needed.exists()).label("not_needed"),
+        )
+        .where(batches.c.id == -after)
+        .offset(AS_IT_STANDS)
+        .lateral("group")
+    )
+
+    def of_either(name: str) -> sa.ColumnElement[Any]:
+        return sa.func.coalesce(job.c[name], batch.c[name]).label(name)
+
+    ended = (
+        sa.select(of_either("outcome"), of_either("why"), of_either("not_needed"))
+        .select_from(dependencies)
+        .outerjoin(job, sa.true())
+        .outerjoin(batch, sa.true())
+        .where(is_of_node, watch.c.after_id.is_(None))
+        .correlate(node, watch)
         .subquery("ended")
     )
-    first = {
-        status: pg.min(ended.c.after_id).filter(
-            ended.c.outcome == sa.literal(status.value, sa.Text)
-        )
-        for status in (JobStatus.FAILED, JobStatus.CANCELLED)
-    }
-    causes = sa.select(*(cause.label(status) for status, cause in first.items())).lateral("causes")
-    return sa.select(node.c.id, watch.c.after_id, of_node.exists(), *causes.c).select_from(
+    is_needed = ~sa.func.coalesce(ended.c.not_needed, sa.false())
+    whys = (
+        pg.min(ended.c.why).filter(ended.c.outcome == outcome, is_needed).label(label)
+        for label, outcome in (("failed", FAILED), ("cancelled", CANCELLED))
+    )
+    none_needed = pg.bool_and(~is_needed).label("none_needed")
+    causes = sa.select(*whys, none_needed).lateral("causes")
+    return sa.select(node.c.id, watch.c.after_id, *causes.c).select_from(
         node.outerjoin(watch, sa.true()).outerjoin(causes, sa.true())
     )
+
+
+def _failed_before() -> sa.ColumnElement[bool]:
+    """Whether a job was skipped because another has failed, which its successors take for its own
+    failure."""
+    return sa.and_(is_skipped(), pg.right(jobs.c.last_error, len(FAILED_WORDS)) == FAILED_WORDS)
+
+
+def _why_skipped(kind: str, row: sa.Table) -> sa.ColumnElement[str]:
+    """Why a job is skipped that waits for this one."""
+    words = sa.case((row.c.outcome == FAILED, FAILED_WORDS), else_=" was cancelled")
+    return pg.concat(f"{SKIPPED}{kind} ", row.c.id, words, type_=sa.Text)
 
 
 @cache
@@ -271,29 +320,9 @@ def skip_jobs() -> sa.Executable:
 
 @cache
 def drop_jobs() -> sa.Executable:
-    """Delete jobs that will never run, with all that is on record about them; returns the groups in
-    which they were."""
+    """Delete jobs that will never run, with all that is on record about them."""
     gone = sa.delete(jobs).where(jobs.c.id == JOBS).returning(jobs.c.id).cte("gone")
-    waits = sa.delete(dependencies).where(dependencies.c.after_id == JOBS).cte("waits")
-    member = sa.delete(batch_jobs).where(batch_jobs.c.job_id == JOBS)
-    member_of = member.returning(batch_jobs.c.batch_id).cte("member")
-    groups = sa.select(member_of.c.batch_id).distinct()
-    return groups.add_cte(*deleted_records(gone), waits)
-
-
-@cache
-def drop_groups() -> sa.Executable:
-    """Delete those of these groups that have no job any more; returns them."""
-    those = sa.any_(array_parameter("batch_ids", sa.BigInteger))
-    has_jobs = sa.exists().where(batch_jobs.c.batch_id == batches.c.id)
-    group = sa.delete(batches).where(
-        batches.c.id == those, batches.c.workflow_id.is_not(None), ~has_jobs
-    )
-    gone = group.returning(batches.c.id).cte("gone")
-    ids = among(sa.select(-gone.c.id))
-    waits = sa.delete(dependencies).where(dependencies.c.after_id == ids).cte("waits")
-    node = sa.delete(blocked).where(blocked.c.node_id == ids).cte("node")
-    return sa.select(gone.c.id).add_cte(waits, node)
+    return sa.select(gone.c.id).add_cte(*deleted_records(gone))
 
 
 @cache
@@ -375,53 +404,62 @@ class BlockedNodes:
         released: dict[bool, list[int]] = {False: [], True: []}
         skipped: dict[int, str] = {}
         dropped: list[int] = []
-        for id, other, is_wanted, *causes in found:
+        for id, other, *causes in found:
+            limited, in_workflow, when = locked[id]
             if other is not None:
                 continue
-            limited, in_workflow, when = locked[id]
-            outcome = common_outcome(*causes)
-            if is_wanted and outcome in outcomes_noted(when):
+            if (reason := _why_not(when, *causes)) is None:
                 released[limited].append(id)
-            elif is_wanted and in_workflow and outcome is not JobStatus.SUCCEEDED:
-                skipped[id] = _reason(*causes)
+            elif in_workflow:
+                skipped[id] = reason
             else:
                 dropped.append(id)
-        if watches:
-            rows = [{"id": id, "other": other} for id, other in watches.items()]
-            self._executor.execute(watch_others(), {"watches": json.dumps(rows)})
-        for limited, job_ids in released.items():
-            if job_ids:
-                self._executor.execute(release_jobs(limited=limited, notify=notify), _jobs(job_ids))
-        if skipped:
-            reasons = [{"id": id, "reason": reason} for id, reason in skipped.items()]
-            self._executor.execute(skip_jobs(), {"skipped": json.dumps(reasons)})
-        gone = self._drop(dropped) if dropped else []
-        self._executor.execute(unblock_jobs(), _jobs(locked.keys() - watches.keys()))
+        self._write(watches, released, skipped, dropped, notify=notify)
         return Look(
             released=sum(map(len, released.values())),
-            ended=[*skipped, *dropped, *gone],
+            ended=[*skipped, *dropped],
             watches=list(watches.values()),
             is_full=len(locked) == JOBS_IN_A_LOOK,
         )
 
-    def _drop(self, job_ids: Sequence[int]) -> list[int]:
-        """Delete jobs that will never run, and groups without any other; returns the groups."""
-        groups = self._executor.execute(drop_jobs(), _jobs(job_ids)).scalars().all()
-        return [-id for id in self._executor.execute(drop_groups(), _groups(groups)).scalars()]
+    def _write(
+        self,
+        watches: Mapping[int, int],
+        released: Mapping[bool, Sequence[int]],
+        skipped: Mapping[int, str],
+        dropped: Sequence[int],
+        *,
+        notify: bool,
+    ) -> None:
+        """Write what is decided about locked jobs; those to release by whether they have limits."""
+        run = self._executor.execute
+        if watches:
+            rows = [{"id": id, "other": other} for id, other in watches.items()]
+            run(watch_others(), {"watches": json.dumps(rows)})
+        for limited, job_ids in released.items():
+            if job_ids:
+                run(release_jobs(limited=limited, notify=notify), _jobs(job_ids))
+        if skipped:
+            reasons = [{"id": id, "reason": reason} for id, reason in skipped.items()]
+            run(skip_jobs(), {"skipped": json.dumps(reasons)})
+        if dropped:
+            run(drop_jobs(), _jobs(dropped))
+        run(unblock_jobs(), _jobs([*released[False], *released[True], *skipped, *dropped]))
 
 
-def common_outcome(failed: int | None, cancelled: int | None) -> JobStatus:
-    """The outcome of several nodes, by how many, or the first, of those that have failed and of
-    those that were cancelled."""
+def common_outcome(failed: object, cancelled: object) -> JobStatus:
+    """The outcome of several nodes, by whether any has failed, and whether any was cancelled."""
     if failed:
         return JobStatus.FAILED
     return JobStatus.CANCELLED if cancelled else JobStatus.SUCCEEDED
 
 
-def _reason(failed: int | None, cancelled: int | None) -> str:
-    node_id, verb = (failed, "has failed") if failed else (cancelled, "was cancelled")
-    assert node_id is not None, "nothing is skipped when all have succeeded"
-    return f"{SKIPPED}{named(node_id)} {verb}"
+def _why_not(
+    when: str | None, failed: str | None, cancelled: str | None, none_needed: bool | None
+) -> str | None:
+    """Why a job is skipped all of whose predecessors have ended; None if it runs."""
+    runs = common_outcome(failed, cancelled) in outcomes_noted(when)
+    return None if runs and not none_needed else failed or cancelled or NOT_NEEDED
 
 
 def named(node_id: int) -> str:
@@ -435,7 +473,3 @@ def _nodes(node_ids: Iterable[int]) -> dict[str, str]:
 
 def _jobs(job_ids: Iterable[int]) -> dict[str, str]:
     return {"job_ids": array_of(map(str, job_ids))}
-
-
-def _groups(batch_ids: Iterable[int]) -> dict[str, str]:
-    return {"batch_ids": array_of(map(str, batch_ids))}

@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from pgqueue.errors import DuplicateJob
 from pgqueue.models import DEAD, Job
 from pgqueue.repository.admit import Admissions
-from pgqueue.repository.blocked import is_in_workflow, is_skipped, unblock_job
+from pgqueue.repository.blocked import unblock_job, workflow_of
 from pgqueue.repository.enqueue import Enqueues, Placed
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import (
@@ -22,29 +22,26 @@ from pgqueue.repository.messages import (
     NEW,
     columns_for,
     dispatch_of,
+    has_message_or_lease,
 )
 from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment, readable
 from pgqueue.repository.tables import (
     AS_IF_NEW,
     CANCELLED,
-    FAILED,
     POSITION,
     Executor,
     array_of,
     array_parameter,
-    blocked,
     clock,
     dead_letters,
     delete_unlocked,
     deleted_records,
-    document,
     jobs,
     json_parameter,
     leases,
     message_queue,
     pg,
-    sees_all,
     stands_at_place_of,
     text_parameter,
     unreadable_jobs,
@@ -53,7 +50,13 @@ from pgqueue.repository.tables import (
 )
 from pgqueue.repository.tables import notify as notified
 from pgqueue.repository.workers import NOTHING_PAUSED
-from pgqueue.repository.workflows import Workflows
+from pgqueue.repository.workflows import (
+    Workflows,
+    has_predecessors,
+    is_dead,
+    is_followed,
+    wanted_jobs,
+)
 from pgqueue.rules.unique import is_across_queues
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
@@ -169,19 +172,23 @@ def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
     each for its time or for now; returns their ids.
 
     The caller must have locked their rows: another requeue would give them messages too.  A job
-    that has a message or a lease stays as it is.  One query looks for both: two could miss a claim
-    that commits between them.
+    that has a message or a lease stays as it is, and so does one that has waited for others.  One
+    query looks for both: two could miss a claim that commits between them.
     """
     wanted = wanted_jobs()
     job = (
         sa.update(jobs)
         .where(jobs.c.id == wanted.c.id, is_dead(), ~has_message_or_lease(wanted.c.id))
-        .where(~is_skipped())
+        .where(~has_predecessors())
         .values(
             **AS_IF_NEW,
             run_at=sa.func.greatest(wanted.c.run_at, clock()),  # ignores NULL
         )
-        .returning(*columns_for(limited=limited), is_in_workflow().label("in_workflow"))
+        .returning(
+            *columns_for(limited=limited),
+            workflow_of().label("workflow"),
+            is_followed().label("followed"),
+        )
         .cte("job")
     )
     letter = (
@@ -190,7 +197,7 @@ def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
     met = sa.delete(unreadable_jobs).where(unreadable_jobs.c.job_id.in_(sa.select(job.c.id)))
     woken = notified("rewind") if notify else sa.true()
     message = dispatch_of(job, limited=limited)
-    return sa.select(job.c.id, job.c.in_workflow, woken).add_cte(
+    return sa.select(job.c.id, job.c.workflow, job.c.followed, woken).add_cte(
         *message, letter, met.cte("unreadable")
     )
 
@@ -261,26 +268,8 @@ def jobs_with_keys(*, in_one_queue: bool) -> sa.Executable:
     )
 
 
-def wanted_jobs() -> sa.TableValuedAlias:
-    """The jobs to requeue, each with the time when it is due; NULL means now."""
-    run_at = sa.column("run_at", sa.DateTime(timezone=True))
-    return document("wanted", sa.column("id", sa.BigInteger), run_at)
-
-
-def has_message_or_lease(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Whether a job has one, or a row in ``blocked``, or row security may hide it."""
-    leased = sa.exists().where(leases.c.target_id == job_id)
-    waits = sa.exists().where(blocked.c.node_id == job_id)
-    is_hidden = sa.not_(sees_all(message_queue, leases, blocked))
-    return sa.or_(sa.exists().where(stands_at_place_of(job_id)), leased, waits, is_hidden)
-
-
 def _kill_request(*, kill: bool) -> dict[str, Any]:
     return {"kill_requested_at": clock()} if kill else {}
-
-
-def is_dead() -> sa.ColumnElement[bool]:
-    return jobs.c.outcome.in_([FAILED, CANCELLED])
 
 
 def _not_in_the_past() -> sa.ColumnElement[datetime]:
@@ -558,18 +547,21 @@ class Jobs:
     ) -> set[int]:
         """Put failed or cancelled jobs back, whose rows the caller has locked; returns them.
 
-        What was skipped because of them waits for them again; a skipped job itself waits again for
-        those that come before it.
+        A job that has waited for others waits for them again.  So does what has waited for these
+        jobs.
         """
+        wanted, workflows = document_of(times), Workflows(self._executor)
         statement = requeue_jobs(notify=notify, limited=limited)
-        done = dict(
-            row[:2] for row in fetch(self._executor, statement, {"wanted": document_of(times)})
-        )
-        if of_workflows := [job_id for job_id, in_workflow in done.items() if in_workflow]:
-            Workflows(self._executor).restore(of_workflows)
-        if left := times.keys() - done.keys():
-            return done.keys() | Workflows(self._executor).block_again(left)
-        return set(done)
+        found = fetch(self._executor, statement, {"wanted": wanted})
+        done = {job_id for job_id, *_ in found}
+        followed = {job_id: workflow for job_id, workflow, is_followed, _ in found if is_followed}
+        if done != times.keys():
+            blocked_again = workflows.block_again(wanted)
+            done |= blocked_again.keys()
+            followed |= blocked_again
+        if followed:
+            workflows.restore(followed)
+        return done
 
     def _run(self, statement: Any, job_id: int) -> Any:
         return self._executor.execute(statement, {"job_id": job_id})

@@ -22,15 +22,12 @@ from pgqueue.repository.jobs import (
     Jobs,
     NewValues,
     document_of,
-    has_message_or_lease,
-    is_dead,
     moved_in_lane,
     new_values,
     replaced,
-    wanted_jobs,
 )
 from pgqueue.repository.listing import MESSAGE_KEYS, FoundJob
-from pgqueue.repository.messages import NEW
+from pgqueue.repository.messages import NEW, has_message_or_lease
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
@@ -47,6 +44,7 @@ from pgqueue.repository.tables import (
     message_queue,
     waiting_messages,
 )
+from pgqueue.repository.workflows import is_dead, wanted_jobs
 
 
 def _messages(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.Select[*tuple[Any, ...]]:

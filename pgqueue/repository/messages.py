@@ -12,8 +12,11 @@ from pgqueue.repository.tables import (
     dependencies,
     jobs,
     json_parameter,
+    leases,
     message_queue,
     pg,
+    sees_all,
+    stands_at_place_of,
     waiting_messages,
 )
 
@@ -92,6 +95,14 @@ def message_rows(job: sa.CTE) -> sa.Select[Any]:
     return sa.select(
         job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task, job.c.max_attempts == 1
     )
+
+
+def has_message_or_lease(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Whether a job has one, or a row in ``blocked``, or row security may hide it."""
+    leased = sa.exists().where(leases.c.target_id == job_id)
+    waits = sa.exists().where(blocked.c.node_id == job_id)
+    is_hidden = sa.not_(sees_all(message_queue, leases, blocked))
+    return sa.or_(sa.exists().where(stands_at_place_of(job_id)), leased, waits, is_hidden)
 
 
 def waiting_pairs() -> sa.CTE:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from pgqueue.models.job_status import status_of
-from pgqueue.repository.batches import is_in_open_batch
+from pgqueue.repository.batches import is_awaited
 from pgqueue.repository.references import Reference, is_free, read_references
 from pgqueue.repository.tables import (
     CANCELLED,
@@ -113,7 +113,7 @@ def _is_due(references: tuple[Reference, ...]) -> sa.ColumnElement[bool]:
         span >= sa.literal_column("0::double precision", sa.Float),
         jobs.c.finished_at <= pg.statement_timestamp() - seconds(span),
         sa.or_(jobs.c.outcome != CANCELLED, waits_as == sa.literal_column("'blocked'")),
-        ~is_in_open_batch(),
+        ~is_awaited(),
         sees_all(batches, batch_jobs, leases, message_queue, waiting_messages),
         *is_free(references, jobs),
     )

@@ -1,17 +1,19 @@
-"""Workflows: what is brought back by a requeue, and what is added before successors."""
+"""Workflows: what comes back by a requeue, what is added before successors, and results."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import Insert
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
-from pgqueue.repository.blocked import NOTHING, is_skipped
+from pgqueue.repository.batches import Batches, NewBatchRow
+from pgqueue.repository.blocked import LAST, is_skipped, workflow_of
+from pgqueue.repository.messages import has_message_or_lease
 from pgqueue.repository.tables import (
     AS_IF_NEW,
+    CANCELLED,
+    FAILED,
     SUCCEEDED,
     Executor,
     among,
@@ -20,6 +22,7 @@ from pgqueue.repository.tables import (
     batch_jobs,
     batches,
     blocked,
+    clock,
     dead_letters,
     dependencies,
     document,
@@ -31,7 +34,131 @@ from pgqueue.repository.tables import (
 RESULTS_IN_A_READ = 1000
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
-JOB_IDS = pg.unnest(array_parameter("job_ids", sa.BigInteger))
+JOBS = sa.any_(array_parameter("job_ids", sa.BigInteger))
+
+
+def _what_follows() -> sa.Select[Any]:
+    """All nodes that wait for these jobs, or for what waits for them, and the jobs themselves."""
+    given = pg.unnest(array_parameter("job_ids", sa.BigInteger)).column_valued("node_id")
+    found: sa.CTE = sa.select(given).cte("found", recursive=True)
+    successors = sa.select(dependencies.c.job_id.label("node_id")).where(
+        dependencies.c.after_id == found.c.node_id
+    )
+    groups = (
+        sa.select(-batch_jobs.c.batch_id)
+        .join_from(batch_jobs, batches, batches.c.id == batch_jobs.c.batch_id)
+        .where(batch_jobs.c.job_id == found.c.node_id)
+        .where(sa.or_(batches.c.is_workflow, batches.c.workflow_id.is_not(None)))
+    )
+    following = sa.union_all(successors.correlate(found), groups.correlate(found))
+    next_ones = following.lateral("following")
+    step = sa.select(next_ones.c.node_id).select_from(found.join(next_ones, sa.true()))
+    return sa.select(found.union(step).c.node_id)
+
+
+@cache
+def lock_what_follows() -> sa.Executable:
+    """Lock the rows of all that waits for these jobs, so that looks leave it out until this
+    transaction ends."""
+    rows = sa.select(blocked.c.node_id).where(blocked.c.node_id.in_(_what_follows()))
+    return rows.order_by(blocked.c.node_id).with_for_update(read=True, of=blocked)
+
+
+@cache
+def restore_jobs() -> sa.Executable:
+    """Block what has ended of that which follows these jobs again, as if new: what was skipped, and
+    in their own workflows also what has run.
+
+    Each watches nothing until the next sweep.  A job whose unique key another job holds stays as
+    it is.
+    """
+    is_own = workflow_of() == sa.any_(array_parameter("workflows", sa.Text))
+    return _blocked_again(
+        jobs.c.id == among(_what_follows()),
+        jobs.c.id != sa.all_(array_parameter("job_ids", sa.BigInteger)),
+        jobs.c.outcome.is_not(None),
+        sa.or_(is_skipped(), is_own),
+    )
+
+
+@cache
+def block_again() -> sa.Executable:
+    """Let these failed and cancelled jobs, each of which has waited for others, wait for them
+    again; returns them, with their workflows."""
+    wanted = wanted_jobs()
+    return _blocked_again(
+        jobs.c.id == wanted.c.id,
+        is_dead(),
+        has_predecessors(),
+        ~has_message_or_lease(wanted.c.id),
+        run_at=sa.func.greatest(wanted.c.run_at, clock()),  # ignores NULL
+    )
+
+
+def _blocked_again(*conditions: sa.ColumnElement[bool], **values: Any) -> sa.Executable:
+    job = (
+        sa.update(jobs)
+        .where(*conditions, ~_is_key_taken())
+        .values(**AS_IF_NEW, last_error=sa.null(), **values)
+        .returning(jobs.c.id, workflow_of().label("workflow"))
+        .cte("job")
+    )
+    letters = sa.delete(dead_letters).where(dead_letters.c.job_id == among(sa.select(job.c.id)))
+    node = _watching_nothing(sa.select(job.c.id, LAST))
+    return sa.select(job).add_cte(letters.cte("letters"), node.cte("node"))
+
+
+@cache
+def open_again() -> sa.Executable:
+    """Open the workflows and groups again that have ended, of that which follows these jobs.
+
+    Without their deadlines, which may be over.
+    """
+    names = ("outcome", "total", "failed", "cancelled", "callback_id", "ended_at", "deadline_at")
+    batch = (
+        sa.update(batches)
+        .where(-batches.c.id == among(_what_follows()), batches.c.ended_at.is_not(None))
+        .values(dict.fromkeys(names, sa.null()))
+        .returning((-batches.c.id).label("id"))
+        .cte("batch")
+    )
+    return _watching_nothing(sa.select(batch.c.id, LAST))
+
+
+def _watching_nothing(rows: sa.Select[Any]) -> sa.Insert:
+    node = pg_insert(blocked).from_select(["node_id", "waits_for"], rows)
+    return node.on_conflict_do_update(  # of a job whose cancel has left its row
+        index_elements=[blocked.c.node_id], set_={"waits_for": node.excluded.waits_for}
+    )
+
+
+def _is_key_taken() -> sa.ColumnElement[bool]:
+    """Whether another job holds the unique key of a job."""
+    held = sa.alias(jobs, "held")
+    same = sa.and_(held.c.held_unique_key == jobs.c.unique_key, held.c.held_unique_key.is_not(None))
+    in_scope = sa.or_(held.c.queue == jobs.c.queue, is_key_across_queues(held))
+    return sa.exists().where(same, in_scope).correlate_except(held)
+
+
+def wanted_jobs() -> sa.TableValuedAlias:
+    """The jobs to requeue, each with the time when it is due; NULL means now."""
+    run_at = sa.column("run_at", sa.DateTime(timezone=True))
+    return document("wanted", sa.column("id", sa.BigInteger), run_at)
+
+
+def is_dead() -> sa.ColumnElement[bool]:
+    return jobs.c.outcome.in_([FAILED, CANCELLED])
+
+
+def has_predecessors() -> sa.ColumnElement[bool]:
+    """Whether a job has waited for others."""
+    return sa.exists().where(dependencies.c.job_id == jobs.c.id)
+
+
+def is_followed() -> sa.ColumnElement[bool]:
+    """Whether others may wait for a job, or for a batch to which it belongs."""
+    waited_for = sa.exists().where(dependencies.c.after_id == jobs.c.id)
+    return sa.or_(waited_for, sa.exists().where(batch_jobs.c.job_id == jobs.c.id))
 
 
 @cache
@@ -43,117 +170,22 @@ def lock_successors() -> sa.Executable:
         .join_from(batch_jobs, batches, batches.c.id == batch_jobs.c.batch_id)
         .where(batch_jobs.c.job_id == JOB, batches.c.workflow_id.is_not(None))
     )
-    return (
-        sa.select(blocked.c.node_id)
-        .join_from(dependencies, blocked, blocked.c.node_id == dependencies.c.job_id)
-        .where(sa.or_(dependencies.c.after_id == JOB, dependencies.c.after_id.in_(groups)))
-        .order_by(blocked.c.node_id)
-        .with_for_update(read=True, of=blocked)
+    successor = sa.select(dependencies.c.job_id).where(
+        sa.or_(dependencies.c.after_id == JOB, dependencies.c.after_id.in_(groups))
     )
+    rows = sa.select(blocked.c.node_id).where(blocked.c.node_id.in_(successor))
+    return rows.order_by(blocked.c.node_id).with_for_update(read=True, of=blocked)
 
 
 @cache
-def add_dependencies() -> sa.Executable:
-    """Let each of these jobs wait for each of the others."""
-    node, other = (
-        pg.unnest(array_parameter(name, sa.BigInteger))
-        .table_valued(sa.column("id", sa.BigInteger))
-        .render_derived(name=name)
-        for name in ("nodes", "others")
-    )
-    # A job that held the unique key of an enqueue may be there twice, or be a successor itself.
-    rows = sa.select(node.c.id, other.c.id).select_from(node.join(other, node.c.id != other.c.id))
-    edges = pg_insert(dependencies).from_select(["job_id", "after_id"], rows)
-    return edges.on_conflict_do_nothing()
-
-
-@cache
-def reached() -> sa.Executable:
-    """What comes back with these requeued jobs: each node, and an unfinished one that it waits for.
-
-    A job comes back that was skipped, and the callback of a workflow that is opened again; a
-    workflow or a group, if it has ended.
-    """
-    via = sa.cast(sa.null(), sa.BigInteger).label("via")
-    given = sa.select(JOB_IDS.column_valued("node_id"), via)
-    found: sa.CTE = given.cte("found", recursive=True)
-    whole = sa.alias(batches, "whole")
-    is_callback = sa.exists().where(whole.c.id == -found.c.node_id, whole.c.is_workflow)
-    successors = (
-        sa.select(dependencies.c.job_id.label("node_id"))
-        .join_from(dependencies, jobs, jobs.c.id == dependencies.c.job_id)
-        .where(dependencies.c.after_id == found.c.node_id, jobs.c.outcome.is_not(None))
-        .where(sa.or_(is_skipped(), is_callback.correlate_except(whole)))
-    )
-    groups = (
-        sa.select(-batch_jobs.c.batch_id)
-        .join_from(batch_jobs, batches, batches.c.id == batch_jobs.c.batch_id)
-        .where(batch_jobs.c.job_id == found.c.node_id, batches.c.ended_at.is_not(None))
-        .where(sa.or_(batches.c.is_workflow, batches.c.workflow_id.is_not(None)))
-    )
-    following = sa.union_all(successors.correlate(found), groups.correlate(found))
-    following_of = following.lateral("following")
-    found = found.union(
-        sa.select(following_of.c.node_id, found.c.node_id).select_from(
-            found.join(following_of, sa.true())
-        )
-    )
-    return (
-        sa.select(found.c.node_id, pg.max(found.c.via))
-        .group_by(found.c.node_id)
-        .having(pg.bool_and(found.c.via.is_not(None)))
-        .order_by(found.c.node_id)
-    )
-
-
-def is_key_taken() -> sa.ColumnElement[bool]:
-    """Whether another job holds the unique key of a job."""
-    held = sa.alias(jobs, "held")
-    same = sa.and_(held.c.held_unique_key == jobs.c.unique_key, held.c.held_unique_key.is_not(None))
-    in_scope = sa.or_(held.c.queue == jobs.c.queue, is_key_across_queues(held))
-    return sa.exists().where(same, in_scope).correlate_except(held)
-
-
-@cache
-def restore_jobs(*, skipped: bool) -> sa.Executable:
-    """Block these jobs again, as if new, and return them; ``skipped``: those that were skipped.
-
-    A job whose unique key another job holds stays as it is.
-    """
-    node = document("nodes", sa.column("id", sa.BigInteger), sa.column("via", sa.BigInteger))
-    job = (
-        sa.update(jobs)
-        .where(jobs.c.id == node.c.id, jobs.c.outcome.is_not(None), ~is_key_taken())
-        .where(*([is_skipped()] if skipped else []))
-        .values(**AS_IF_NEW, last_error=sa.null())
-        .returning(jobs.c.id, node.c.via)
-        .cte("job")
-    )
-    letters = sa.delete(dead_letters).where(dead_letters.c.job_id == among(sa.select(job.c.id)))
-    again = _blocked_again(sa.select(job.c.id, job.c.via)).add_cte(letters.cte("letters"))
-    return again.returning(blocked.c.node_id)
-
-
-@cache
-def open_again() -> sa.Executable:
-    """Open these batches again."""
-    node = document("nodes", sa.column("id", sa.BigInteger), sa.column("via", sa.BigInteger))
-    names = ("outcome", "total", "failed", "cancelled", "callback_id", "ended_at")
-    batch = (
-        sa.update(batches)
-        .where(batches.c.id == -node.c.id, batches.c.ended_at.is_not(None))
-        .values(dict.fromkeys(names, sa.null()))
-        .returning((-batches.c.id).label("id"), node.c.via)
-        .cte("batch")
-    )
-    return _blocked_again(sa.select(*batch.c))
-
-
-def _blocked_again(rows: sa.Select[Any]) -> Insert:
-    node = pg_insert(blocked).from_select(["node_id", "waits_for"], rows)
-    return node.on_conflict_do_update(
-        index_elements=[blocked.c.node_id], set_={"waits_for": node.excluded.waits_for}
-    )
+def add_dependency() -> sa.Executable:
+    """Let each of these jobs wait for one more node."""
+    job_id = pg.unnest(array_parameter("job_ids", sa.BigInteger)).column_valued("job_id")
+    after = sa.cast(sa.bindparam("after_id", type_=sa.BigInteger), sa.BigInteger)
+    # A job that held the unique key of an enqueue may be a successor itself.
+    rows = sa.select(job_id, after).where(job_id != after)
+    edge = pg_insert(dependencies).from_select(["job_id", "after_id"], rows)
+    return edge.on_conflict_do_nothing()
 
 
 @cache
@@ -180,39 +212,35 @@ class Workflows:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def let_successors_wait(self, job_id: int, for_ids: Sequence[int]) -> None:
-        """Let all that waits for a job wait for others too.
-
-        Locks the rows of its successors: a look that has begun leaves them no more, and one that
-        begins later leaves them out.  A successor that was released meanwhile has ended its waiting
-        for ``job_id``, which then is not running any more.
-        """
+    def let_successors_wait(self, workflow_id: int, job_id: int, for_ids: Sequence[int]) -> None:
+        """Let all that waits for a job wait for others too: for a group of these."""
         successors = self._executor.execute(lock_successors(), {"job_id": job_id}).scalars().all()
         if successors:
-            arrays = {"nodes": successors, "others": for_ids}
-            given = {name: array_of(map(str, ids)) for name, ids in arrays.items()}
-            self._executor.execute(add_dependencies(), given)
+            groups = Batches(self._executor)
+            group_id = groups.add(NewBatchRow(None, group_of=workflow_id))
+            groups.add_jobs(group_id, for_ids)
+            groups.watch(group_id, max(for_ids))
+            given = {"job_ids": array_of(map(str, successors)), "after_id": -group_id}
+            self._executor.execute(add_dependency(), given)
 
-    def restore(self, job_ids: Iterable[int]) -> None:
-        """Let what was skipped because of these jobs wait for them again, after their requeue.
+    def block_again(self, wanted: str) -> dict[int, str | None]:
+        """Let requeued jobs that have waited for others wait for them again; returns these jobs,
+        with their workflows.  ``wanted``: the document of the requeue."""
+        found = self._executor.execute(block_again(), {"wanted": wanted})
+        return dict(tuple(row) for row in found)
 
-        Their workflows and groups are open again.
+    def restore(self, requeued: dict[int, str | None]) -> None:
+        """Bring back all that follows requeued jobs, which are given with their workflows, and open
+        their workflows and groups again.
+
+        Each statement after the lock sees what a look has committed that has met these rows before;
+        one that comes later leaves them out until this transaction ends.
         """
-        given = {"job_ids": array_of(map(str, job_ids))}
-        found = self._executor.execute(reached(), given).all()
-        if job_nodes := [(id, via) for id, via in found if id > 0]:
-            self._executor.execute(restore_jobs(skipped=False), _nodes(job_nodes))
-        if batch_nodes := [(id, via) for id, via in found if id < 0]:
-            self._executor.execute(open_again(), _nodes(batch_nodes))
-
-    def block_again(self, job_ids: Iterable[int]) -> set[int]:
-        """Let those of these jobs that were skipped wait again for what comes before them; returns
-        them.  A look follows, and skips a job again if that has failed still."""
-        nodes = _nodes((job_id, NOTHING) for job_id in job_ids)
-        done = set(self._executor.execute(restore_jobs(skipped=True), nodes).scalars())
-        if done:
-            self.restore(done)
-        return done
+        given = {"job_ids": array_of(map(str, requeued))}
+        workflows = {workflow for workflow in requeued.values() if workflow is not None}
+        self._executor.execute(lock_what_follows(), given)
+        self._executor.execute(restore_jobs(), {**given, "workflows": array_of(workflows)})
+        self._executor.execute(open_again(), given)
 
     def results(self, job_id: int, tasks: Iterable[str]) -> Iterator[Any]:
         """The results of the jobs with these names of a task for which a job waited."""
@@ -220,7 +248,3 @@ class Workflows:
         options = {"yield_per": RESULTS_IN_A_READ}
         found = self._executor.execute(results(), parameters, execution_options=options)
         yield from found.scalars()
-
-
-def _nodes(pairs: Iterable[tuple[int, int]]) -> dict[str, str]:
-    return {"nodes": json.dumps([{"id": id, "via": via} for id, via in pairs])}

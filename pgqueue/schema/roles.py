@@ -84,9 +84,10 @@ RIGHTS = {
         enqueue="INSERT (name, meta, application, is_workflow, deadline_at, "
         "workflow_id), SELECT (id, application, is_workflow, workflow_id)",
         # A requeue opens a workflow again.
-        dashboard="SELECT, UPDATE (outcome, total, failed, cancelled, callback_id, ended_at)",
+        dashboard="SELECT, UPDATE (outcome, total, failed, cancelled, callback_id, "
+        "ended_at, deadline_at)",
     ),
-    "batch_jobs": Rights(worker=ADD, enqueue="INSERT", dashboard=READ),
+    "batch_jobs": Rights(worker=ADD, enqueue="SELECT, INSERT", dashboard=READ),
     "blocked": Rights(
         worker=WRITE,
         # UPDATE also for SELECT ... FOR SHARE, by which an addition keeps a batch open.
@@ -94,7 +95,7 @@ RIGHTS = {
         # Drops the row of a job that it cancels, and blocks again what a requeue brings back.
         dashboard=WRITE,
     ),
-    "dependencies": Rights(worker=ADD, enqueue="INSERT", dashboard=READ),
+    "dependencies": Rights(worker=ADD, enqueue="SELECT, INSERT", dashboard=READ),
     "schedules": Rights(
         worker="SELECT, INSERT, UPDATE",
         # An application manages the schedules of its customers, their arguments included.

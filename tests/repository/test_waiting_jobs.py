@@ -189,3 +189,24 @@ def test_a_long_chain_of_skips_is_one_look(bound: Engine, looking: Connection) -
 
     assert status(bound, last) == "cancelled"
     assert queue.get_batch(Session(bound), flow.id).outcome == "cancelled"
+
+
+def test_a_requeue_beside_a_look_loses_nothing(bound: Engine, looking: Connection) -> None:
+    with Session(bound) as session, session.begin(), queue.workflow(session) as flow:
+        failed, other = piece.enqueue_many(session, [(), ()])
+        node = flow.add(piece.job(), after=[failed, other]).id
+        last = flow.add(piece.job(), after=node).id
+    end(bound, failed)
+    with Session(bound) as session:
+        queue.requeue(session, failed)
+        end(bound, other)
+        look(looking, other, -flow.id)  # sees that the first was cancelled
+        session.commit()
+    Looker(notify=False).sweep(looking)
+
+    found = [status(bound, each) for each in (failed, other, node, last)]
+    assert found == ["pending", "cancelled", "blocked", "blocked"]
+    end(bound, failed)
+    look(looking, failed, -flow.id)
+    assert queue.get_batch(Session(bound), flow.id).outcome == "cancelled"
+    assert violations(bound) == []
