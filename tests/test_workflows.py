@@ -15,6 +15,7 @@ from chaos.interleavings.logical_workers import execute, wait_until
 from pgqueue import (
     BatchNotFound,
     Change,
+    DuplicateJob,
     Job,
     JobContext,
     JobStatus,
@@ -48,6 +49,9 @@ class Rig:
             raise ValueError(name)
         self.ran.append(name)
         return name
+
+    def append(self, name: str) -> None:
+        self.ran.append(name)
 
     def _tell(self, workflow_id: int) -> None:
         self.ran.append("told")
@@ -596,3 +600,20 @@ def test_a_cancelled_workflow_is_requeued_in_order(rig: Rig, session: Session) -
 
     assert rig.ran == ["first", "second", "third"]
     assert rig.outcome(flow) == "succeeded"
+
+
+def test_a_job_that_waits_keeps_its_key(rig: Rig, session: Session) -> None:
+    unique = Unique(by=(), until="started", on_conflict="replace")
+    keyed = rig.queue.task(name="keyed", unique=unique)(rig.append)
+    with rig.queue.workflow(session) as flow:
+        first = flow.add(rig.note.job("first"))
+        waiting = keyed.options(unique=Unique(by=(), until="started")).job("a")
+        flow.add(waiting, after=first)
+    session.commit()
+
+    with pytest.raises(DuplicateJob, match="waits for other jobs"):
+        keyed.enqueue(session, "b")
+    session.rollback()
+    rig.work()
+
+    assert rig.ran == ["first", "a"]

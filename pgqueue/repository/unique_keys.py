@@ -27,6 +27,7 @@ from pgqueue.repository.tables import (
     POSITION,
     Executor,
     among,
+    blocked,
     clock,
     document,
     equal,
@@ -182,12 +183,13 @@ def holders_at_latest() -> sa.Executable:
 def free_keys() -> sa.Executable:
     """Give back keys for jobs that have started; returns the keys.
 
-    A worker would give them back when the handler starts: the job may still wait in its buffer.
+    A worker would give them back when the handler starts: the job may still wait in its buffer.  A
+    job that waits for others has no message either, and has not started.
     """
     holder = _holders()
     return (
         sa.update(jobs)
-        .where(jobs.c.id == holder.c.id)
+        .where(jobs.c.id == holder.c.id, ~sa.exists().where(blocked.c.node_id == holder.c.id))
         .values(held_unique_key=sa.null())
         .returning(holder.c.unique_key)
     )

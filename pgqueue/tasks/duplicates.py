@@ -57,9 +57,9 @@ def _refusal(options: Options, *, holder_is_caller: bool) -> str:
         )
     if options.conflict in CHANGES_HOLDER:
         return (
-            "{of_queue} holds the unique key {key!r} and has started, or is of another "
-            "task, so it was not changed and no job was enqueued; enqueue again when it has ended, "
-            "or use until='started'"
+            "{of_queue} holds the unique key {key!r} and has started, waits for other jobs, or is "
+            "of another task, so it was not changed and no job was enqueued; enqueue again when it "
+            "has ended, or use until='started'"
         )
     return ""
 
