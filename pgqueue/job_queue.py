@@ -652,8 +652,8 @@ class PgQueue(Operations):
 
         A workflow is a batch whose jobs wait for each other: all that :meth:`batch` says applies,
         and :meth:`get_batch` returns it.  A job that waits for one that has failed is skipped.  A
-        requeue of the failed job brings the skipped ones back and opens the workflow again, whose
-        callbacks then wait for its new end.
+        requeue of the failed job brings back all that follows it and opens the workflow again,
+        whose callbacks then wait for its new end.
 
         Args:
             session: The Session, in whose transaction all is written.  Nothing is committed.

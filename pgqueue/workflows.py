@@ -54,8 +54,8 @@ class OpenWorkflow(OpenBatch):
                 these.  They must exist already, so no job can wait for itself.
             when: With which outcome of these the job runs.  Together they have failed if one of
                 them has failed, else they were cancelled if one was cancelled, else they have
-                succeeded.  With another outcome a job that runs when they have succeeded is skipped
-                (it ends as cancelled, with the reason), and any other is deleted.
+                succeeded.  With another outcome the job is skipped: it ends as cancelled, with the
+                reason.
 
         Returns:
             The job, with its id.

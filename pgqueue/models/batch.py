@@ -14,8 +14,8 @@ class Batch(Base):
     """A set of jobs, which ends with the last of them.
 
     An open batch and each of its callbacks have a row in ``blocked``.  The worker that ends the
-    batch sees that no job is unfinished, writes ``ended_at`` and releases the callback, in one
-    transaction.
+    batch sees that no job is unfinished, writes ``ended_at`` and deletes the row.  The callback is
+    released in a later transaction.
     """
 
     __tablename__ = "batches"
@@ -35,7 +35,7 @@ class Batch(Base):
     failed: Mapped[int | None] = mapped_column(BigInteger)
     cancelled: Mapped[int | None] = mapped_column(BigInteger)
     callback_id: Mapped[int | None] = mapped_column(BigInteger)
-    """The job that the end has released; it may have been deleted since."""
+    """The job that starts after the batch; it may have been deleted since."""
     ended_at: Mapped[datetime | None]
     counted: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     """The progress of an open batch when a worker last counted it."""

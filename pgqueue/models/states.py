@@ -36,7 +36,7 @@ class JobStatus(StrEnum):
     RUNNING = "running"
     """The job has a lease: a worker runs it, or has prefetched it and starts it next."""
     BLOCKED = "blocked"
-    """The job waits for room in its limits, after ``run_at``, or as a callback for its batch."""
+    """The job waits for room in its limits, after ``run_at``, or for other jobs or a batch."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"

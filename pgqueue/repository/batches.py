@@ -247,10 +247,7 @@ def end_batch() -> sa.Executable:
 
 @cache
 def begin_count() -> sa.Executable:
-    """Let no other worker count a batch for a minute; no row if another one does.
-
-    Locks no key, so that jobs can be added meanwhile.
-    """
+    """Let no other worker count a batch for a minute; no row if another one does."""
     return (
         sa.update(batches)
         .where(batches.c.id == BATCH, is_count_due())

@@ -244,7 +244,7 @@ def _of_batches() -> list[sa.Select[*tuple[Any, ...]]]:
 
 
 def _of_blocked_nodes() -> list[sa.Select[*tuple[Any, ...]]]:
-    """Rules about callbacks and batches that wait.  The view does not have them.
+    """Rules about the rows of ``blocked``.  The view does not have them.
 
     A cancel does not wait for a look, and leaves its row to the next one.
     """

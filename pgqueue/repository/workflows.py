@@ -29,6 +29,7 @@ from pgqueue.repository.tables import (
     is_key_across_queues,
     jobs,
     pg,
+    sees_all,
 )
 
 RESULTS_IN_A_READ = 1000
@@ -98,7 +99,7 @@ def block_again() -> sa.Executable:
 def _blocked_again(*conditions: sa.ColumnElement[bool], **values: Any) -> sa.Executable:
     job = (
         sa.update(jobs)
-        .where(*conditions, ~_is_key_taken())
+        .where(*conditions, ~_is_key_taken(), sees_all(jobs))
         .values(**AS_IF_NEW, last_error=sa.null(), **values)
         .returning(jobs.c.id, workflow_of().label("workflow"))
         .cte("job")

@@ -74,8 +74,8 @@ class Ledger:
         """Called with the jobs of forgotten attempts, if limits are in use.  Set before the
         first claim: the admitter, which is called, is made after the ledger."""
         self.on_ended: Callable[[Iterable[int]], object] | None = None
-        """Called with the batches of jobs whose settle is committed, as nodes.  Set before the
-        first claim."""
+        """Called when a settle is committed, with its jobs of workflows, and with the batches of
+        its jobs, as nodes.  Set before the first claim."""
         self._counting = Lock()
         self._times: dict[int, tuple[float, float]] = {}
         """When the handlers of unsettled attempts ran, by message; empty if there are no events."""
