@@ -32,7 +32,8 @@ LOOKED_AT = """
 """
 WITHOUT = """
     SELECT count(*) FROM pgqueue.batches
-    WHERE EXISTS (SELECT FROM pgqueue.batch_jobs WHERE batch_id = batches.id) AND NOT EXISTS (
+    WHERE NOT is_workflow AND workflow_id IS NULL
+    AND EXISTS (SELECT FROM pgqueue.batch_jobs WHERE batch_id = batches.id) AND NOT EXISTS (
         SELECT FROM pgqueue.jobs WHERE id = callback_id AND outcome = 'succeeded'
     )
 """
