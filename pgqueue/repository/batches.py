@@ -377,7 +377,7 @@ def _is_due() -> tuple[sa.ColumnElement[bool], ...]:
         batches.c.ended_at <= pg.statement_timestamp() - seconds(sa.func.greatest(span, A_DAY)),
         span >= sa.literal_column("0::double precision", sa.Float),
         ~is_unfinished(batches.c.callback_id),
-        sees_all(jobs),
+        sees_all(jobs, blocked, dependencies),
         batches.c.application == text_parameter("of_application"),
     )
 

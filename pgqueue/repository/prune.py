@@ -19,11 +19,13 @@ from pgqueue.repository.tables import (
     among,
     batch_jobs,
     batches,
+    blocked,
     clock,
     count_rows,
     dead_letters,
     delete_unlocked,
     deleted_records,
+    dependencies,
     jobs,
     json_parameter,
     leases,
@@ -114,7 +116,8 @@ def _is_due(references: tuple[Reference, ...]) -> sa.ColumnElement[bool]:
         jobs.c.finished_at <= pg.statement_timestamp() - seconds(span),
         sa.or_(jobs.c.outcome != CANCELLED, waits_as == sa.literal_column("'blocked'")),
         ~is_awaited(),
-        sees_all(batches, batch_jobs, leases, message_queue, waiting_messages),
+        sees_all(batches, batch_jobs, blocked, dependencies),
+        sees_all(leases, message_queue, waiting_messages),
         *is_free(references, jobs),
     )
 
