@@ -3,7 +3,17 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from datetime import timedelta
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
 
 from sqlalchemy.orm import Session
 
@@ -11,6 +21,9 @@ from pgqueue.errors import ArgumentsError, PgQueueError
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MOST = 2**53
 """The largest number in a progress report; up to this number a float is exact."""
@@ -35,6 +48,22 @@ class Finishing(Protocol):
     def begin(self, result: Any) -> AbstractContextManager[Session]: ...
 
     def begin_async(self, result: Any) -> "AbstractAsyncContextManager[AsyncSession]": ...
+
+
+class Steps(Protocol):
+    """Records the steps of a job."""
+
+    def recorded(self) -> Mapping[str, Any]: ...
+
+    def run(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
+
+    async def run_async(
+        self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any: ...
+
+    def sleep(self, name: str, seconds: float) -> None: ...
+
+    async def sleep_async(self, name: str, seconds: float) -> None: ...
 
 
 def _never() -> bool:
@@ -66,6 +95,7 @@ class JobContext:
     finishing: Finishing | None = field(default=None, repr=False)
     workflow_id: int | None = None
     """The workflow to which the job belongs."""
+    steps: Steps | None = field(default=None, repr=False)
 
     def is_cancelled(self) -> bool:
         """Return whether the handler should stop.
@@ -113,6 +143,101 @@ class JobContext:
         """Whether :meth:`finish` has ended the job."""
         return self.finishing is not None and self.finishing.is_done
 
+    @overload
+    def step(
+        self,
+        name: str,
+        function: "Callable[Concatenate[Session, P], R]",
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R: ...
+    @overload
+    def step(
+        self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function once, whatever becomes of this attempt, and return its result.
+
+        The result is recorded under the name.  A later attempt of the job gets the record, and does
+        not call the function.  A function that takes a ``Session`` writes in the transaction that
+        records the step: both are committed, or neither.  Any other function may be called again,
+        if its process dies before the record: give an outside service ``f"{ctx.job_id}:{name}"``
+        as the key of the request.
+
+        Args:
+            name: The key of the record, at most 200 characters.  Each step of a handler has its
+                own.
+            function: What to call.
+            *args: Its arguments, behind a Session and a JobContext, which are filled in.
+            **kwargs: Its arguments by name.
+
+        Returns:
+            The result as JSON gives it back, also the first time.
+
+        Raises:
+            LeaseLost: The job has passed to another worker, so nothing was recorded.
+            PayloadError: The result cannot be written as JSON.
+            PgQueueError: The name comes twice, or the handler takes a Session itself: such a
+                handler is one transaction.
+
+        Example:
+            >>> @queue.task
+            ... def order(ctx: JobContext, order_id: int) -> None:
+            ...     receipt = ctx.step("charge", bank.charge, order_id)
+            ...     ctx.step("book", book, order_id, receipt)
+        """
+        return self._steps("ctx.step()").run(name, function, *args, **kwargs)
+
+    async def step_async(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """:meth:`step` for async handlers; the function may be a coroutine function, and take an
+        AsyncSession."""
+        return await self._steps("ctx.step_async()").run_async(name, function, *args, **kwargs)
+
+    def sleep(self, name: str, span: timedelta) -> None:
+        """Let the job go on later, with its slot free until then.
+
+        Ends the attempt by an exception that ``except Exception`` does not catch, and uses up no
+        attempt.  The job starts again from the beginning of its handler, whose steps are on record.
+
+        Args:
+            name: The key of the record, as for :meth:`step`.
+            span: How long, from the first time.
+
+        Raises:
+            LeaseLost: The job has passed to another worker.
+            PgQueueError: As for :meth:`step`.
+
+        Example:
+            >>> ctx.sleep("cool down", timedelta(days=1))
+        """
+        self._steps("ctx.sleep()").sleep(name, checked_sleep(span))
+
+    async def sleep_async(self, name: str, span: timedelta) -> None:
+        """:meth:`sleep` for async handlers."""
+        await self._steps("ctx.sleep_async()").sleep_async(name, checked_sleep(span))
+
+    def _steps(self, what: str) -> Steps:
+        where = f"job {self.job_id} {self.task}: {what}"
+        if self.session is not None:
+            raise PgQueueError(
+                f"{where} is for handlers without a session; this handler has one, and is one "
+                "transaction: let the functions of the steps take the Session"
+            )
+        if self.steps is None:
+            raise PgQueueError(
+                f"{where} needs a thread of a worker, which neither a child process nor a "
+                "JobContext made by hand has: omit executor='process'"
+            )
+        return self.steps
+
     def _finishing(self) -> Finishing:
         where = f"job {self.job_id} {self.task}: ctx.finish()"
         if self.session is not None:
@@ -127,6 +252,13 @@ class JobContext:
                 "queue.session() in the handler"
             )
         return self.finishing
+
+
+def checked_sleep(span: Any) -> float:
+    """Return the seconds of a sleep.  Raises ArgumentsError."""
+    if not isinstance(span, timedelta) or span < timedelta(0):
+        raise ArgumentsError(f"ctx.sleep takes a timedelta from zero on, not {span!r}")
+    return span.total_seconds()
 
 
 def checked_progress(done: Any, total: Any, note: Any, *, where: str) -> Progress:

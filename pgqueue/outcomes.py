@@ -32,6 +32,17 @@ class Discard(Exception):
         self.reason = reason
 
 
+class Asleep(BaseException):
+    """Raised through a handler by ``ctx.sleep()``: the job goes on later.
+
+    No ``except Exception`` of the handler catches it, and ``finally`` runs.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.delay = timedelta(seconds=seconds)
+
+
 class Snooze(Exception):
     """Run the job again after ``delay``.  A snooze uses up no attempt, and may be repeated.
 

@@ -33,7 +33,7 @@ TABLES = (
     *("unreadable_jobs", "schedules", "waiting_messages", "limit_places", "limits"),
     *("limit_buckets", "batches", "batch_jobs", "blocked", "dependencies", "paused_tasks"),
     *("task_minutes", "error_groups", "deploys", "operator_actions", "queue_minutes"),
-    "schema_version",
+    *("job_steps", "schema_version"),
 )
 VIEWS = ("job_overview", "invariant_violations_in_flight", "invariant_violations")
 
@@ -247,6 +247,16 @@ def create_messages_and_leases() -> None:
         time_of_insert("since"),
         key("unreadable_jobs", "job_id"),
         check("unreadable_jobs_times", in_range("since")),
+    )
+    create_table(
+        "job_steps",
+        number("job_id", sa.BigInteger),
+        text("name"),
+        column("result", JSONB, null=True),
+        number("attempt"),
+        time_of_insert("finished_at"),
+        key("job_steps", "job_id", "name"),
+        check("job_steps_times", in_range("finished_at")),
     )
 
 

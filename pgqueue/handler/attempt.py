@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
-from pgqueue.context import Finishing, JobContext, Progress
+from pgqueue.context import Finishing, JobContext, Progress, Steps
 from pgqueue.database.keepalive import has_ended
 from pgqueue.database.opening import backend_pid, driver_connection
 from pgqueue.meta import read_meta, workflow_in
@@ -42,6 +42,7 @@ def context_of(
     stopping: Callable[[], bool],
     reporting: Callable[[Progress], None],
     finishing: Finishing | None = None,
+    steps: Steps | None = None,
 ) -> JobContext:
     """The context of a claimed job, in the worker or in a child process."""
     return JobContext(
@@ -57,6 +58,7 @@ def context_of(
         reporting=reporting,
         finishing=finishing,
         workflow_id=workflow_in(claimed.meta),
+        steps=steps,
     )
 
 
@@ -66,6 +68,8 @@ class RunningAttempt:
     # Defaults of the class, not assignments in __init__, which would cost every job.
     finishing: Finishing | None = None
     """The ``ctx.finish()`` of its handler, if it has one."""
+    steps: Steps | None = None
+    """The steps of its handler, if it may have some."""
     has_begun = False
     """Whether its transactional handler has been called."""
     is_committed = False
@@ -253,4 +257,5 @@ class RunningAttempt:
             stopping=self.is_stopping,
             reporting=self.report,
             finishing=self.finishing,
+            steps=self.steps,
         )

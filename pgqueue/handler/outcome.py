@@ -13,6 +13,7 @@ from pgqueue.arguments import OtherVersion
 from pgqueue.errors import PayloadError, TaskDefinitionError
 from pgqueue.handler.error_reports import log_fields, report, storable_result, storable_words
 from pgqueue.outcomes import (
+    Asleep,
     AttemptEnd,
     Cancel,
     Cancelled,
@@ -137,6 +138,8 @@ def after_error(
 ) -> Outcome:
     """Return the outcome of an attempt whose handler raised, or could not start."""
     secrets = secrets_of(task, claimed)
+    if isinstance(error, Asleep):
+        return Snoozed(error.delay)
     if isinstance(error, Cancel | Discard | Snooze):
         return _requested_outcome(error, secrets)
     outcome = task.settings.retry.after_failure(

@@ -10,6 +10,7 @@ from pgqueue.database.unit_of_work import write_pending
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.call import call, call_async
 from pgqueue.handler.finishing import AttemptFinishing
+from pgqueue.handler.steps import AttemptSteps
 from pgqueue.handler.transaction import (
     AttemptTransaction,
     CancelWins,
@@ -31,6 +32,9 @@ class Host(Protocol):
     around_async: AsyncAround
     around_finish: Around
     """What to enter around each block of ``ctx.finish()``."""
+
+    skips_sleeps: bool
+    """Whether a sleep is over when the job is claimed again, as a test sets its own time."""
 
     def ask_before_start(self, attempt: RunningAttempt) -> Outcome | None:
         """Ask the database whether a handler may start, as the options of its task demand.
@@ -93,6 +97,9 @@ def _context(attempt: RunningAttempt, host: Host) -> JobContext:
     if not attempt.task.injection.parameters and host.around is nothing_around:
         return NO_CONTEXT
     attempt.finishing = AttemptFinishing(attempt, host.transaction, host.around_finish)
+    attempt.steps = AttemptSteps(
+        attempt, host.transaction, host.around_finish, skips_sleeps=host.skips_sleeps
+    )
     return attempt.context()
 
 

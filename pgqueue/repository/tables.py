@@ -20,6 +20,7 @@ from pgqueue.models import (
     ErrorGroup,
     Job,
     JobAttempt,
+    JobStep,
     Lease,
     LimitBucket,
     LimitPlace,
@@ -47,6 +48,7 @@ jobs = table_of(Job)
 message_queue = table_of(MessageQueue)
 leases = table_of(Lease)
 job_attempts = table_of(JobAttempt)
+job_steps = table_of(JobStep)
 dead_letters = table_of(DeadLetter)
 unreadable_jobs = table_of(UnreadableJob)
 workers = table_of(WorkerProcess)
@@ -270,4 +272,5 @@ def deleted_records(gone: sa.CTE) -> list[sa.CTE]:
         sa.delete(dead_letters).where(dead_letters.c.job_id == ids).cte("letters"),
         sa.delete(unreadable_jobs).where(unreadable_jobs.c.job_id == ids).cte("unreadable"),
         sa.delete(dependencies).where(dependencies.c.job_id == ids).cte("edges"),
+        sa.delete(job_steps).where(job_steps.c.job_id == ids).cte("steps"),
     ]

@@ -104,7 +104,8 @@ def _blocked_again(*conditions: sa.ColumnElement[bool], **values: Any) -> sa.Exe
         .returning(jobs.c.id, workflow_of().label("workflow"))
         .cte("job")
     )
-    letters = sa.delete(dead_letters).where(dead_letters.c.job_id == among(sa.select(job.c.id)))
+    ids = among(sa.select(job.c.id))
+    letters = sa.delete(dead_letters).where(dead_letters.c.job_id == ids)
     node = _watching_nothing(sa.select(job.c.id, LAST))
     return sa.select(job).add_cte(letters.cte("letters"), node.cte("node"))
 

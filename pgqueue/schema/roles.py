@@ -69,6 +69,9 @@ RIGHTS = {
     "job_attempts": Rights(
         worker=ADD, dashboard=f"SELECT ({_all_but('job_attempts', 'traceback')})"
     ),
+    "job_steps": Rights(
+        worker=ADD, dashboard="SELECT (job_id, name, attempt, finished_at), DELETE"
+    ),
     "dead_letters": Rights(worker=ADD, dashboard=ADD),
     "unreadable_jobs": Rights(worker=ADD, dashboard="SELECT, DELETE"),
     "workers": Rights(worker=WRITE, dashboard="SELECT, UPDATE (queues)"),

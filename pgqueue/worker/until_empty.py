@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from pgqueue.context import Around, JobContext
 from pgqueue.job_queue import PgQueue
-from pgqueue.outcomes import Cancel, Discard, Snooze
+from pgqueue.outcomes import Asleep, Cancel, Discard, Snooze
 from pgqueue.repository.claim import NOTHING, Upcoming
 from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.settle import Attempts
@@ -96,7 +96,7 @@ def _put_back(due_times: DueTimes, moved: float) -> None:
 
 
 class HandlerErrors:
-    """Keeps what each handler has raised; a Cancel, Discard or Snooze is no error."""
+    """Keeps what each handler has raised; a sleep, a Cancel, Discard or Snooze is no error."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], BaseException] = {}
@@ -111,7 +111,7 @@ class HandlerErrors:
             try:
                 with inner(context):
                     yield
-            except (Cancel, Discard, Snooze):
+            except (Asleep, Cancel, Discard, Snooze):
                 raise
             except BaseException as error:
                 self._kept[attempt] = error
