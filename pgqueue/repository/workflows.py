@@ -27,6 +27,7 @@ from pgqueue.repository.tables import (
     dependencies,
     document,
     is_key_across_queues,
+    job_steps,
     jobs,
     pg,
     sees_all,
@@ -79,6 +80,7 @@ def restore_jobs() -> sa.Executable:
         jobs.c.id != sa.all_(array_parameter("job_ids", sa.BigInteger)),
         jobs.c.outcome.is_not(None),
         sa.or_(is_skipped(), is_own),
+        keep_steps=False,  # what they have read may change
     )
 
 
@@ -92,11 +94,14 @@ def block_again() -> sa.Executable:
         is_dead(),
         has_predecessors(),
         ~has_message_or_lease(wanted.c.id),
+        keep_steps=True,
         run_at=sa.func.greatest(wanted.c.run_at, clock()),  # ignores NULL
     )
 
 
-def _blocked_again(*conditions: sa.ColumnElement[bool], **values: Any) -> sa.Executable:
+def _blocked_again(
+    *conditions: sa.ColumnElement[bool], keep_steps: bool, **values: Any
+) -> sa.Executable:
     job = (
         sa.update(jobs)
         .where(*conditions, ~_is_key_taken(), sees_all(jobs))
@@ -107,7 +112,10 @@ def _blocked_again(*conditions: sa.ColumnElement[bool], **values: Any) -> sa.Exe
     ids = among(sa.select(job.c.id))
     letters = sa.delete(dead_letters).where(dead_letters.c.job_id == ids)
     node = _watching_nothing(sa.select(job.c.id, LAST))
-    return sa.select(job).add_cte(letters.cte("letters"), node.cte("node"))
+    written = [letters.cte("letters"), node.cte("node")]
+    if not keep_steps:
+        written.append(sa.delete(job_steps).where(job_steps.c.job_id == ids).cte("steps"))
+    return sa.select(job).add_cte(*written)
 
 
 @cache
