@@ -132,6 +132,21 @@ def pay(session: Session, ctx: JobContext, milliseconds: float = 0) -> int:
 
 
 @queue.task(retry=AT_ONCE)
+def pay_in_steps(ctx: JobContext, milliseconds: float = 0) -> int:
+    """A row of the application, by the attempt that has committed it, between two steps."""
+
+    def pay_once(session: Session) -> None:
+        session.execute(EFFECT, effect(ctx))
+
+    note(START, ctx)
+    ctx.step("before", time.sleep, milliseconds / 1000)
+    ctx.step("pay", pay_once)
+    ctx.step("after", time.sleep, milliseconds / 1000)
+    note(END, ctx)
+    return ctx.attempt
+
+
+@queue.task(retry=AT_ONCE)
 async def pay_async(session: AsyncSession, ctx: JobContext, milliseconds: float = 0) -> int:
     note(START, ctx)
     await session.execute(EFFECT, effect(ctx))

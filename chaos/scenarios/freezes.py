@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 
-from sqlalchemy import and_, delete, text
+from sqlalchemy import Text, and_, bindparam, delete, text
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -90,7 +91,39 @@ def outlast_once(ctx: JobContext, turn: int) -> str:
     return worker_name()
 
 
-TASKS = (outlast, outlast_async, outlast_and_pay, outlast_and_pay_async, outlast_once)
+@queue.task(retry=AT_ONCE, max_attempts=1000)
+def outlast_and_pay_in_a_step(ctx: JobContext, turn: int) -> int:
+    gate = gate_of(ctx, turn)
+
+    def outlast_in_transaction(session: Session) -> None:
+        session.execute(EFFECT, effect(ctx))
+        until_open(gate)
+
+    return attend(ctx, lambda: ctx.step("pay", outlast_in_transaction))
+
+
+TASKS = (
+    *(outlast, outlast_async, outlast_once),
+    *(outlast_and_pay, outlast_and_pay_async, outlast_and_pay_in_a_step),
+)
+
+
+@mutation
+def steps_without_fence(patch: Patch) -> None:
+    """A step is recorded by the id of its job, whoever has the lease."""
+    from pgqueue.repository import steps
+    from pgqueue.repository.fence import ONE
+    from pgqueue.repository.tables import job_steps, json_parameter
+
+    row = {
+        "job_id": ONE[0],
+        "name": bindparam("step", type_=Text),
+        "result": json_parameter("result"),
+        "attempt": ONE[2],
+    }
+    step = insert(job_steps).values(row).on_conflict_do_nothing()
+    unfenced = step.returning(job_steps.c.job_id)
+    patch.set(steps, "record_step", lambda **_: unfenced)
 
 
 @mutation
@@ -145,6 +178,7 @@ def fence_on_attempts(patch: Patch) -> None:
     mutated={
         "fence_on_attempts": "a late result has ended",
         "writes_outside_the_transaction": "F3: .* break it",
+        "steps_without_fence": "F4: .* break it",
     },
     settings=MANY,
 )

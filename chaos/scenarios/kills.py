@@ -10,7 +10,7 @@ from sqlalchemy import text
 from chaos.environment import Environment
 from chaos.interleavings.logical_workers import run_together
 from chaos.mutations import Patch, mutation
-from chaos.sample_tasks import call, pay, pay_and_follow, pay_async
+from chaos.sample_tasks import call, pay, pay_and_follow, pay_async, pay_in_steps
 from chaos.scenario import Size, scenario
 from chaos.scenarios.batches import SAMPLED, Batches
 from chaos.scenarios.limits import LimitedJobs
@@ -56,11 +56,11 @@ class Payments:
         self.clients: list[Callable[[], None]] = []
         # Where few are killed, each death has to meet a handler between its write and its end.
         row = (8 if size.faults < 50 else 1,)
-        share = size.jobs // 4
-        for task in (pay, pay_async, call):
+        share = size.jobs // 5
+        for task in (pay, pay_async, pay_in_steps, call):
             environment.enqueue(task.options(max_attempts=1000), [row] * share)
         parents = pay_and_follow.options(max_attempts=1000)
-        self._jobs = 3 * share + 2 * len(environment.enqueue(parents, [row] * (share // 2)))
+        self._jobs = 4 * share + 2 * len(environment.enqueue(parents, [row] * (share // 2)))
 
     def succeeded(self) -> int:
         return self._jobs
