@@ -692,7 +692,7 @@ class PgQueue(Operations):
     def extend_workflow(
         self,
         session: "Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any]",
-        workflow_id: int,
+        workflow_id: int | None,
         *,
         before_successors_of: int | None = None,
     ) -> OpenWorkflow:
@@ -710,6 +710,7 @@ class PgQueue(Operations):
             The workflow.
 
         Raises:
+            ArgumentsError: The job of ``ctx`` belongs to no workflow.
             BatchEnded: By the entry of the block, if the workflow has ended.
             BatchNotFound: By the entry of the block.
 

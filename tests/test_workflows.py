@@ -506,7 +506,7 @@ def test_a_skipped_job_whose_key_is_taken_stays_skipped(rig: Rig, session: Sessi
     found = statuses(session)
     assert found == {"bad": "succeeded", "second": "cancelled", "other": "pending"}
     assert other.is_new
-    assert rig.outcome(flow) == "cancelled"
+    assert rig.outcome(flow) == "failed"
 
 
 def test_a_batch_and_a_workflow_are_extended_each_by_its_own(rig: Rig, session: Session) -> None:
@@ -617,3 +617,37 @@ def test_a_job_that_waits_keeps_its_key(rig: Rig, session: Session) -> None:
     rig.work()
 
     assert rig.ran == ["first", "a"]
+
+
+def test_a_handler_behind_a_group_sees_a_failure_before_it(rig: Rig, session: Session) -> None:
+    rig.failing = {"bad"}
+    with rig.queue.workflow(session) as flow:
+        bad = flow.add(rig.note.job("bad"))
+        parts = flow.add_many(rig.note, [("a",), ("b",)], after=bad)
+        flow.add(rig.note.job("clean up"), after=parts, when="failed")
+        flow.add(rig.note.job("not this"), after=parts, when="cancelled")
+    session.commit()
+
+    rig.work()
+
+    assert rig.ran == ["clean up"]
+
+
+def test_a_workflow_of_which_nothing_comes_back_stays_ended(rig: Rig, session: Session) -> None:
+    rig.failing = {"bad"}
+    with rig.queue.workflow(session) as flow:
+        bad = flow.add(rig.note.job("bad"))
+    with rig.queue.workflow(session, on_success=rig.note_id) as other:
+        other.add(rig.note.job("after the other"), after=bad, when="ended")
+    session.commit()
+    rig.work()
+    assert rig.ran == ["after the other", "done"]
+
+    rig.queue.requeue(session, bad.id)
+    session.commit()
+
+    assert rig.outcome(other) == "succeeded"
+    assert rig.outcome(flow) is None
+    rig.failing.clear()
+    rig.work()
+    assert rig.ran == ["after the other", "done", "bad"]

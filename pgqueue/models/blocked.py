@@ -23,7 +23,8 @@ class Blocked(Base):
 
 
 class Dependency(Base):
-    """A job, and a node that ends before the job starts.  A row stays as long as the job."""
+    """A job, and a node that ends before the job starts.  A row stays as long as the job, or as
+    the batch for which it waits."""
 
     __tablename__ = "dependencies"
     __table_args__ = (Index("dependencies_after_id", "after_id"),)

@@ -23,6 +23,7 @@ from pgqueue.repository.blocked import (
     Look,
     common_outcome,
     has_ended,
+    has_failed_before,
     is_not_needed,
     is_unfinished,
     runs_when,
@@ -156,9 +157,10 @@ def jobs_past_deadline() -> sa.Executable:
     return (
         sa.select(jobs.c.id)
         .join_from(batch_jobs, jobs, jobs.c.id == batch_jobs.c.job_id)
-        .where(batch_jobs.c.batch_id == among(overdue), jobs.c.id > AFTER, ~runs_when(CANCELLED))
+        .where(batch_jobs.c.batch_id == among(overdue), batch_jobs.c.job_id > AFTER)
+        .where(~runs_when(CANCELLED))
         .where(jobs.c.outcome.is_(None), jobs.c.cancel_requested_at.is_(None))
-        .order_by(jobs.c.id)
+        .order_by(batch_jobs.c.job_id)
         .limit(sa.bindparam("limit", type_=sa.BigInteger))
     )
 
@@ -393,6 +395,7 @@ def _counts(
             _count_if(is_unfinished).label("unfinished"),
             _count_if(jobs.c.outcome == FAILED).label("failed"),
             _count_if(sa.and_(jobs.c.outcome == CANCELLED, ~is_not_needed())).label("cancelled"),
+            _count_if(has_failed_before()).label("failed_before"),
             pg.max(sa.case((is_unfinished, jobs.c.id))).label("newest_unfinished"),
         )
         .select_from(batch_jobs.outerjoin(jobs, jobs.c.id == batch_jobs.c.job_id))
@@ -455,6 +458,8 @@ class Counts(NamedTuple):
     unfinished: int
     failed: int
     cancelled: int
+    failed_before: int
+    """Those of the cancelled ones that were skipped because another job has failed."""
     newest_unfinished: int | None
 
 
@@ -598,7 +603,7 @@ class Batches:
         return [_state_of(row) for row in rows]
 
     def _end(self, batch_id: int, counts: Counts) -> None:
-        name = common_outcome(counts.failed, counts.cancelled).value
+        name = common_outcome(counts.failed + counts.failed_before, counts.cancelled).value
         numbers = {"total": counts.total, "failed": counts.failed, "cancelled": counts.cancelled}
         self._run(end_batch(), batch_id, outcome=name, outcome_is=name, **numbers)
 

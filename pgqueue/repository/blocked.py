@@ -99,7 +99,8 @@ def is_skipped() -> sa.ColumnElement[bool]:
 
 
 def is_not_needed() -> sa.ColumnElement[bool]:
-    return sa.and_(is_skipped(), pg.starts_with(jobs.c.last_error, sa.cast(NOT_NEEDED, sa.Text)))
+    reason = sa.cast(sa.literal_column(f"'{NOT_NEEDED}'"), sa.Text)
+    return sa.and_(is_skipped(), pg.starts_with(jobs.c.last_error, reason))
 
 
 def is_unfinished(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
@@ -197,7 +198,7 @@ def predecessors() -> sa.Executable:
     watch = unfinished.limit(sa.literal_column("1")).lateral("watch")
     job = (
         sa.select(
-            sa.case((_failed_before(), FAILED), else_=jobs.c.outcome).label("outcome"),
+            sa.case((has_failed_before(), FAILED), else_=jobs.c.outcome).label("outcome"),
             sa.case((is_skipped(), jobs.c.last_error), else_=_why_skipped("job", jobs)).label(
                 "why"
             ),
@@ -247,10 +248,12 @@ def predecessors() -> sa.Executable:
     )
 
 
-def _failed_before() -> sa.ColumnElement[bool]:
+def has_failed_before() -> sa.ColumnElement[bool]:
     """Whether a job was skipped because another has failed, which its successors take for its own
     failure."""
-    return sa.and_(is_skipped(), pg.right(jobs.c.last_error, len(FAILED_WORDS)) == FAILED_WORDS)
+    end = sa.cast(sa.literal_column(f"'{FAILED_WORDS}'"), sa.Text)
+    last = pg.right(jobs.c.last_error, pg.length(end), type_=sa.Text)
+    return sa.and_(is_skipped(), last == end)
 
 
 def _why_skipped(kind: str, row: sa.Table) -> sa.ColumnElement[str]:

@@ -22,7 +22,7 @@ from pgqueue.repository.messages import (
     NEW,
     columns_for,
     dispatch_of,
-    has_message_or_lease,
+    is_placed,
 )
 from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment, readable
@@ -100,7 +100,7 @@ def is_with_a_worker() -> sa.Executable:
 
     One query for both: both would miss a claim that commits between two queries.
     """
-    return sa.select(has_message_or_lease(JOB))
+    return sa.select(is_placed(JOB))
 
 
 @cache
@@ -178,7 +178,7 @@ def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
     wanted = wanted_jobs()
     job = (
         sa.update(jobs)
-        .where(jobs.c.id == wanted.c.id, is_dead(), ~has_message_or_lease(wanted.c.id))
+        .where(jobs.c.id == wanted.c.id, is_dead(), ~is_placed(wanted.c.id))
         .where(~has_predecessors())
         .values(
             **AS_IF_NEW,
@@ -554,7 +554,7 @@ class Jobs:
         statement = requeue_jobs(notify=notify, limited=limited)
         found = fetch(self._executor, statement, {"wanted": wanted})
         done = {job_id for job_id, *_ in found}
-        followed = {job_id: workflow for job_id, workflow, is_followed, _ in found if is_followed}
+        followed = {job_id: workflow for job_id, workflow, has_more, _ in found if has_more}
         if done != times.keys():
             blocked_again = workflows.block_again(wanted)
             done |= blocked_again.keys()

@@ -27,7 +27,7 @@ from pgqueue.repository.jobs import (
     replaced,
 )
 from pgqueue.repository.listing import MESSAGE_KEYS, FoundJob
-from pgqueue.repository.messages import NEW, has_message_or_lease
+from pgqueue.repository.messages import NEW, is_placed
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
@@ -147,7 +147,7 @@ def lock_free_jobs() -> sa.Executable:
     return (
         sa.select(jobs.c.id, jobs.c.limit_keys.is_not(None))
         .select_from(wanted.join(jobs, jobs.c.id == wanted.c.id))
-        .where(is_dead(), jobs.c.unique_key.is_(None), ~has_message_or_lease(wanted.c.id))
+        .where(is_dead(), jobs.c.unique_key.is_(None), ~is_placed(wanted.c.id))
         .with_for_update(of=jobs, key_share=True, skip_locked=True)
     )
 

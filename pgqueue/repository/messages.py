@@ -98,11 +98,16 @@ def message_rows(job: sa.CTE) -> sa.Select[Any]:
 
 
 def has_message_or_lease(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Whether a job has one, or a row in ``blocked``, or row security may hide it."""
+    """Whether a job has one, or row security may hide it."""
     leased = sa.exists().where(leases.c.target_id == job_id)
+    is_hidden = sa.not_(sees_all(message_queue, leases))
+    return sa.or_(sa.exists().where(stands_at_place_of(job_id)), leased, is_hidden)
+
+
+def is_placed(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Whether a job has a message, a lease or a row in ``blocked``, or one may be hidden."""
     waits = sa.exists().where(blocked.c.node_id == job_id)
-    is_hidden = sa.not_(sees_all(message_queue, leases, blocked))
-    return sa.or_(sa.exists().where(stands_at_place_of(job_id)), leased, waits, is_hidden)
+    return sa.or_(has_message_or_lease(job_id), waits, sa.not_(sees_all(blocked)))
 
 
 def waiting_pairs() -> sa.CTE:

@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from pgqueue.repository.batches import Batches, NewBatchRow
 from pgqueue.repository.blocked import LAST, is_skipped, workflow_of
-from pgqueue.repository.messages import has_message_or_lease
+from pgqueue.repository.messages import has_message_or_lease, is_placed
 from pgqueue.repository.tables import (
     AS_IF_NEW,
     CANCELLED,
@@ -36,7 +36,16 @@ from pgqueue.repository.tables import (
 RESULTS_IN_A_READ = 1000
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
-JOBS = sa.any_(array_parameter("job_ids", sa.BigInteger))
+
+
+def _batches_of(job_id: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    """The workflows and groups of a job, as nodes."""
+    return (
+        sa.select(-batch_jobs.c.batch_id)
+        .join_from(batch_jobs, batches, batches.c.id == batch_jobs.c.batch_id)
+        .where(batch_jobs.c.job_id == job_id)
+        .where(sa.or_(batches.c.is_workflow, batches.c.workflow_id.is_not(None)))
+    )
 
 
 def _what_follows() -> sa.Select[Any]:
@@ -46,12 +55,7 @@ def _what_follows() -> sa.Select[Any]:
     successors = sa.select(dependencies.c.job_id.label("node_id")).where(
         dependencies.c.after_id == found.c.node_id
     )
-    groups = (
-        sa.select(-batch_jobs.c.batch_id)
-        .join_from(batch_jobs, batches, batches.c.id == batch_jobs.c.batch_id)
-        .where(batch_jobs.c.job_id == found.c.node_id)
-        .where(sa.or_(batches.c.is_workflow, batches.c.workflow_id.is_not(None)))
-    )
+    groups = _batches_of(found.c.node_id)
     following = sa.union_all(successors.correlate(found), groups.correlate(found))
     next_ones = following.lateral("following")
     step = sa.select(next_ones.c.node_id).select_from(found.join(next_ones, sa.true()))
@@ -67,6 +71,15 @@ def lock_what_follows() -> sa.Executable:
 
 
 @cache
+def lock_ended_jobs() -> sa.Executable:
+    """Lock the rows of the jobs that may come back, in the order in which all lock rows of jobs."""
+    rows = sa.select(jobs.c.id).where(jobs.c.id == among(_what_follows()))
+    return (
+        rows.where(jobs.c.outcome.is_not(None)).order_by(jobs.c.id).with_for_update(key_share=True)
+    )
+
+
+@cache
 def restore_jobs() -> sa.Executable:
     """Block what has ended of that which follows these jobs again, as if new: what was skipped, and
     in their own workflows also what has run.
@@ -75,11 +88,15 @@ def restore_jobs() -> sa.Executable:
     it is.
     """
     is_own = workflow_of() == sa.any_(array_parameter("workflows", sa.Text))
+    follower = _what_follows().subquery("follower")
+    # Not one whose cancel was waiting for a worker.
+    free = sa.select(follower.c.node_id).where(~has_message_or_lease(follower.c.node_id))
     return _blocked_again(
-        jobs.c.id == among(_what_follows()),
+        jobs.c.id == among(free),  # an array: read once, then jobs by key
         jobs.c.id != sa.all_(array_parameter("job_ids", sa.BigInteger)),
         jobs.c.outcome.is_not(None),
         sa.or_(is_skipped(), is_own),
+        ~_is_key_taken(),
         keep_steps=False,  # what they have read may change
     )
 
@@ -93,7 +110,7 @@ def block_again() -> sa.Executable:
         jobs.c.id == wanted.c.id,
         is_dead(),
         has_predecessors(),
-        ~has_message_or_lease(wanted.c.id),
+        ~is_placed(wanted.c.id),
         keep_steps=True,
         run_at=sa.func.greatest(wanted.c.run_at, clock()),  # ignores NULL
     )
@@ -104,7 +121,7 @@ def _blocked_again(
 ) -> sa.Executable:
     job = (
         sa.update(jobs)
-        .where(*conditions, ~_is_key_taken(), sees_all(jobs))
+        .where(*conditions, sees_all(jobs))
         .values(**AS_IF_NEW, last_error=sa.null(), **values)
         .returning(jobs.c.id, workflow_of().label("workflow"))
         .cte("job")
@@ -120,14 +137,17 @@ def _blocked_again(
 
 @cache
 def open_again() -> sa.Executable:
-    """Open the workflows and groups again that have ended, of that which follows these jobs.
+    """Open the workflows and groups again that have ended, and of which a job has come back.
 
     Without their deadlines, which may be over.
     """
     names = ("outcome", "total", "failed", "cancelled", "callback_id", "ended_at", "deadline_at")
+    member = sa.select(batch_jobs.c.job_id).where(batch_jobs.c.batch_id == batches.c.id)
+    unfinished = member.join(jobs, jobs.c.id == batch_jobs.c.job_id).where(jobs.c.outcome.is_(None))
     batch = (
         sa.update(batches)
         .where(-batches.c.id == among(_what_follows()), batches.c.ended_at.is_not(None))
+        .where(unfinished.exists())
         .values(dict.fromkeys(names, sa.null()))
         .returning((-batches.c.id).label("id"))
         .cte("batch")
@@ -166,20 +186,16 @@ def has_predecessors() -> sa.ColumnElement[bool]:
 
 
 def is_followed() -> sa.ColumnElement[bool]:
-    """Whether others may wait for a job, or for a batch to which it belongs."""
+    """Whether others may wait for a job, or for its workflow or one of its groups."""
     waited_for = sa.exists().where(dependencies.c.after_id == jobs.c.id)
-    return sa.or_(waited_for, sa.exists().where(batch_jobs.c.job_id == jobs.c.id))
+    return sa.or_(waited_for, _batches_of(jobs.c.id).exists())
 
 
 @cache
 def lock_successors() -> sa.Executable:
     """Lock the rows of those jobs that wait for a job, or for a group in which it is, so that none
     is released before this transaction ends.  A look leaves them out."""
-    groups = (
-        sa.select(-batch_jobs.c.batch_id)
-        .join_from(batch_jobs, batches, batches.c.id == batch_jobs.c.batch_id)
-        .where(batch_jobs.c.job_id == JOB, batches.c.workflow_id.is_not(None))
-    )
+    groups = _batches_of(JOB).where(batches.c.workflow_id.is_not(None))
     successor = sa.select(dependencies.c.job_id).where(
         sa.or_(dependencies.c.after_id == JOB, dependencies.c.after_id.in_(groups))
     )
@@ -249,6 +265,7 @@ class Workflows:
         given = {"job_ids": array_of(map(str, requeued))}
         workflows = {workflow for workflow in requeued.values() if workflow is not None}
         self._executor.execute(lock_what_follows(), given)
+        self._executor.execute(lock_ended_jobs(), given)
         self._executor.execute(restore_jobs(), {**given, "workflows": array_of(workflows)})
         self._executor.execute(open_again(), given)
 

@@ -56,6 +56,11 @@ def status(engine: Engine, job_id: int) -> JobStatus:
         return session.get_one(Job, job_id).status
 
 
+def outcome(engine: Engine, batch_id: int) -> str | None:
+    with Session(engine) as session:
+        return queue.get_batch(session, batch_id).outcome
+
+
 def test_ends_that_race_leave_nothing_to_the_sweep(bound: Engine) -> None:
     dice = Random(7)
     ends: list[int] = []
@@ -188,7 +193,7 @@ def test_a_long_chain_of_skips_is_one_look(bound: Engine, looking: Connection) -
     look(looking, first)
 
     assert status(bound, last) == "cancelled"
-    assert queue.get_batch(Session(bound), flow.id).outcome == "cancelled"
+    assert outcome(bound, flow.id) == "cancelled"
 
 
 def test_a_requeue_beside_a_look_loses_nothing(bound: Engine, looking: Connection) -> None:
@@ -208,5 +213,5 @@ def test_a_requeue_beside_a_look_loses_nothing(bound: Engine, looking: Connectio
     assert found == ["pending", "cancelled", "blocked", "blocked"]
     end(bound, failed)
     look(looking, failed, -flow.id)
-    assert queue.get_batch(Session(bound), flow.id).outcome == "cancelled"
+    assert outcome(bound, flow.id) == "cancelled"
     assert violations(bound) == []

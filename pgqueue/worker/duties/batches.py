@@ -1,6 +1,7 @@
 """What is done for open batches: their jobs are counted, so that the progress is one row to read,
 and cancelled if the deadline is over."""
 
+import time
 from threading import Event
 
 from sqlalchemy import Connection
@@ -14,6 +15,8 @@ from pgqueue.worker.rows import RowGuard
 
 logger = redaction.logger(__name__)
 
+REST = 5.0
+"""Seconds between two looks for jobs past a deadline, if the first has found none to cancel."""
 CANDIDATES = 100
 """Batches to count, or jobs to cancel, in one read."""
 
@@ -53,8 +56,12 @@ class CancelOverdue(Duty):
         super().__init__(first_in=NEVER, repeat_after=NEVER)
         self._stopping = stopping
         self._guard = RowGuard()
+        self._rests_until = 0.0
+        """Until when nothing is looked for, while running handlers do not stop."""
 
     def step(self, connection: Connection) -> float:
+        if time.monotonic() < self._rests_until:
+            return NEVER
         rows, after = Batches(connection), 0
         while not self._stopping.is_set():
             with connection.begin():
@@ -65,6 +72,8 @@ class CancelOverdue(Duty):
                 words = f"job {job_id}, past the deadline of its workflow, cannot be cancelled"
                 with self._guard.row(job_id, words), connection.begin():
                     Jobs(connection).cancel(job_id)
+            if not found and not after:
+                self._rests_until = time.monotonic() + REST
             if found:
                 logger.info("cancelled %d jobs past the deadline of their workflow", len(found))
             if len(found) < CANDIDATES:
