@@ -77,9 +77,7 @@ def fence_by_job_alone(patch: Patch) -> None:
 @mutation
 def requeue_asks_for_messages_only(patch: Patch) -> None:
     """A requeue does not see a claim that was committed since its first statement."""
-    patch.set(
-        jobs, "has_message_or_lease", lambda job_id: exists().where(stands_at_place_of(job_id))
-    )
+    patch.set(jobs, "is_placed", lambda job_id: exists().where(stands_at_place_of(job_id)))
     for name in ("is_with_a_worker", "requeue_jobs"):
         patch.set(jobs, name, getattr(jobs, name).__wrapped__)  # not from the cache
 
