@@ -53,17 +53,15 @@ class Finishing(Protocol):
 class Steps(Protocol):
     """Records the steps of a job."""
 
-    def recorded(self) -> Mapping[str, Any]: ...
-
-    def run(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
+    def run(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any: ...
 
     async def run_async(
-        self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+        self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any: ...
 
-    def sleep(self, name: str, seconds: float) -> None: ...
+    def sleep(self, name: str, span: timedelta) -> None: ...
 
-    async def sleep_async(self, name: str, seconds: float) -> None: ...
+    async def sleep_async(self, name: str, span: timedelta) -> None: ...
 
 
 def _never() -> bool:
@@ -218,11 +216,11 @@ class JobContext:
         Example:
             >>> ctx.sleep("cool down", timedelta(days=1))
         """
-        self._steps("ctx.sleep()").sleep(name, checked_sleep(span))
+        self._steps("ctx.sleep()").sleep(name, span)
 
     async def sleep_async(self, name: str, span: timedelta) -> None:
         """:meth:`sleep` for async handlers."""
-        await self._steps("ctx.sleep_async()").sleep_async(name, checked_sleep(span))
+        await self._steps("ctx.sleep_async()").sleep_async(name, span)
 
     def _steps(self, what: str) -> Steps:
         where = f"job {self.job_id} {self.task}: {what}"
@@ -252,13 +250,6 @@ class JobContext:
                 "queue.session() in the handler"
             )
         return self.finishing
-
-
-def checked_sleep(span: Any) -> float:
-    """Return the seconds of a sleep.  Raises ArgumentsError."""
-    if not isinstance(span, timedelta) or span < timedelta(0):
-        raise ArgumentsError(f"ctx.sleep takes a timedelta from zero on, not {span!r}")
-    return span.total_seconds()
 
 
 def checked_progress(done: Any, total: Any, note: Any, *, where: str) -> Progress:

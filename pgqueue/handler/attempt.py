@@ -15,6 +15,7 @@ from sqlalchemy.util import await_only
 from pgqueue.context import Finishing, JobContext, Progress, Steps
 from pgqueue.database.keepalive import has_ended
 from pgqueue.database.opening import backend_pid, driver_connection
+from pgqueue.errors import PgQueueError
 from pgqueue.meta import read_meta, workflow_in
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository.claim import Claimed
@@ -87,6 +88,7 @@ class RunningAttempt:
     child: Child | None = None
     """The child process its handler runs in, if it has one."""
     _driver: Any = None
+    _block: str | None = None
 
     def __init__(
         self,
@@ -109,6 +111,21 @@ class RunningAttempt:
         """Held by a thread that settles the attempt from outside of its own thread."""
         self._report = report
         self._unfinished = [True]
+
+    @contextmanager
+    def block(self, name: str) -> Iterator[None]:
+        """A step of its handler, or its block of ``ctx.finish()``: one at a time, because each has
+        the transaction of the attempt."""
+        if self._block is not None:
+            raise PgQueueError(
+                f"job {self.claimed.job_id} {self.task.name}: {name} begins inside of "
+                f"{self._block}, or beside it; let one end before the next"
+            )
+        self._block = name
+        try:
+            yield
+        finally:
+            self._block = None
 
     @contextmanager
     def on(self, connection: Connection) -> Iterator[None]:

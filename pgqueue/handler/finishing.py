@@ -37,7 +37,6 @@ class AttemptFinishing:
         self._around = around
         self._attempt = attempt
         self._new_transaction = new_transaction
-        self._is_open = False
 
     def begin(self, result: Any) -> AbstractContextManager[Session]:
         """Open a transaction whose commit, at the end of the block, also ends the job."""
@@ -69,34 +68,29 @@ class AttemptFinishing:
                 f"{where}: ctx.finish_async() is for async handlers; "
                 "write `with ctx.finish() as session:`"
             )
-        if self._is_open or self.is_done:
-            state = "has ended already" if self.is_done else "is inside a block of ctx.finish()"
-            raise PgQueueError(f"{where}: the job {state}; call ctx.finish() once")
+        if self.is_done:
+            raise PgQueueError(f"{where}: the job has ended already; call ctx.finish() once")
         outcome = success(task, claimed, result)
         transaction = self._new_transaction(self._attempt)
-        self._is_open = True
-        try:
-            with transaction.begun() as connection:
-                with transaction.session(connection) as session:
-                    context = self._attempt.context(session)
-                    with self._around(context):
-                        yield session
-                        own: Session = getattr(session, "sync_session", session)
-                        write_pending(own)
-                try:
-                    if self._attempt.is_lost:
-                        raise LeasePassedOn
-                    settled = transaction.settle(connection, outcome)
-                except LeasePassedOn as error:
-                    raise LeaseLost(
-                        f"{where}: this attempt has lost its job, which another worker may run "
-                        "now, so nothing was committed; end the handler"
-                    ) from error
-                transaction.commit_writes(connection)
-                self.is_done = True
-                transaction.note_settled(outcome, settled)
-                for listener in listeners_to_commit(own):
-                    with self._around(context):
-                        call_listener(listener, claimed.job_id, own)
-        finally:
-            self._is_open = False
+        with self._attempt.block("ctx.finish()"), transaction.begun() as connection:
+            with transaction.session(connection) as session:
+                context = self._attempt.context(session)
+                with self._around(context):
+                    yield session
+                    own: Session = getattr(session, "sync_session", session)
+                    write_pending(own)
+            try:
+                if self._attempt.is_lost:
+                    raise LeasePassedOn
+                settled = transaction.settle(connection, outcome)
+            except LeasePassedOn as error:
+                raise LeaseLost(
+                    f"{where}: this attempt has lost its job, which another worker may run "
+                    "now, so nothing was committed; end the handler"
+                ) from error
+            transaction.commit_writes(connection)
+            self.is_done = True
+            transaction.note_settled(outcome, settled)
+            for listener in listeners_to_commit(own):
+                with self._around(context):
+                    call_listener(listener, claimed.job_id, own)

@@ -9,6 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from pgqueue.repository.claim import Claimed
+from pgqueue.repository.fate import transaction_name
 from pgqueue.repository.fence import ONE, is_ours
 from pgqueue.repository.tables import (
     Executor,
@@ -33,7 +34,7 @@ def record_step(*, sleeps: bool) -> sa.Executable:
     so many seconds from now.
 
     Shares the lock of the lease, so a rescue, which deletes the lease and waits for nobody, leaves
-    it until this transaction ends.  So does the settle of another attempt: there is none before.
+    it until this transaction ends.
     """
     lease = sa.select(leases.c.target_id, leases.c.attempt).where(is_ours(*ONE))
     held = lease.with_for_update(read=True, key_share=True).cte("held")
@@ -44,7 +45,8 @@ def record_step(*, sleeps: bool) -> sa.Executable:
     name = sa.cast(sa.bindparam("step", type_=sa.Text), sa.Text)
     row = sa.select(held.c.target_id, name, result, held.c.attempt)
     step = sa.insert(job_steps).from_select(["job_id", "name", "result", "attempt"], row)
-    return step.returning(job_steps.c.job_id)
+    written = step.returning(job_steps.c.job_id).cte("step")
+    return sa.select(transaction_name()).select_from(written)
 
 
 @cache
@@ -71,19 +73,20 @@ class JobSteps:
         found = self._executor.execute(steps_of_job(), {"job_id": self._keys["job_id"]})
         return {name: None if text is None else json.loads(text) for name, text in found}
 
-    def record(self, name: str, result: Any) -> bool:
-        """Record a step; returns False if the lease has passed on."""
+    def record(self, name: str, result: Any) -> str | None:
+        """Record a step; returns the name of the transaction, None if the lease has passed on."""
         text = None if result is None else json.dumps(result)
         return self._record(record_step(sleeps=False), name, result=text)
 
-    def record_sleep(self, name: str, seconds: float) -> bool:
-        """Record until when the job sleeps; returns False if the lease has passed on."""
+    def record_sleep(self, name: str, seconds: float) -> str | None:
+        """Record until when the job sleeps; returns as :meth:`record` does."""
         return self._record(record_step(sleeps=True), name, seconds=seconds)
 
     def seconds_until(self, moment: float) -> float:
         found: float = self._executor.execute(seconds_until(), {"moment": moment}).scalar_one()
         return found
 
-    def _record(self, statement: Any, name: str, **values: Any) -> bool:
+    def _record(self, statement: Any, name: str, **values: Any) -> str | None:
         given = {**self._keys, "step": name, **values}
-        return self._executor.execute(statement, given).first() is not None
+        found: str | None = self._executor.execute(statement, given).scalar()
+        return found

@@ -125,8 +125,7 @@ class PoolTransaction(AttemptTransaction):
         except CommitUnknown as error:
             runtime, attempt = self._runtime, self.attempt
             attempt.leave_connection()
-            if self.transaction_name is None:  # of a step, whose record the next attempt reads
-                raise ConnectionError(NOBODY_KNOWS) from error
+            assert self.transaction_name is not None, "settled before the COMMIT"
             ask = partial(fate_of, runtime.engine, self.transaction_name, attempt.claimed.job_id)
             fate = attempt.wait_for(partial(ask, stopping=runtime.stopping))
             if fate is not Fate.COMMITTED:

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -194,7 +196,7 @@ def test_a_test_runs_steps_and_passes_over_sleeps(rig: Rig) -> None:
         (lambda ctx: [ctx.step("a", str) for _ in range(2)], "'a' comes twice in one attempt"),
         (lambda ctx: ctx.step("", str), "the name of a step is ''"),
         (lambda ctx: ctx.step("a", object), "step 'a': object"),
-        (lambda ctx: ctx.sleep("a", 5), "takes a timedelta from zero on, not 5"),
+        (lambda ctx: ctx.sleep("a", 5), "takes a timedelta from zero to 36525 days, not 5"),
     ],
 )
 def test_wrong_steps_are_refused(
@@ -219,3 +221,62 @@ def test_a_handler_with_a_session_has_no_steps(rig: Rig) -> None:
     rig.work()
     with rig.queue.session() as session:
         assert "is for handlers without a session" in str(session.get_one(Job, job).last_error)
+
+
+def test_an_async_handler_gives_a_plain_function_a_plain_session(rig: Rig) -> None:
+    follow = rig.queue.task(name="follow")(lambda: None)
+
+    def book(session: Session) -> str:
+        follow.enqueue(session)
+        return type(session).__name__
+
+    async def order(ctx: JobContext) -> str:
+        return str(await ctx.step_async("book", book))
+
+    job = rig.handles(order)
+
+    assert rig.work() == {"succeeded": 2}
+    with rig.queue.session() as session:
+        assert "Async" not in str(session.get_one(Job, job).result)
+
+
+def test_a_step_takes_arguments_of_any_name_and_functions_of_any_kind(rig: Rig) -> None:
+    def greet(name: str, function: str) -> str:
+        return f"{function} {name}"
+
+    def order(ctx: JobContext) -> list[Any]:
+        return [
+            ctx.step("greet", greet, name="Ann", function="Dear"),
+            ctx.step("partial", partial(greet, "Bob"), function="Dear"),
+            ctx.step("built in", len, "abc"),
+        ]
+
+    job = rig.handles(order)
+
+    rig.work()
+    with rig.queue.session() as session:
+        assert session.get_one(Job, job).result == ["Dear Ann", "Dear Bob", 3]
+
+
+def test_one_step_at_a_time(rig: Rig) -> None:
+    async def order(ctx: JobContext) -> None:
+        await asyncio.gather(*(ctx.step_async(name, asyncio.sleep, 0) for name in ("a", "b")))
+
+    job = rig.queue.task(name="order", max_attempts=1)(order).delay().id
+
+    assert rig.work() == {"failed": 1}
+    with rig.queue.session() as session:
+        error = str(session.get_one(Job, job).last_error)
+        assert "step 'b' begins inside of step 'a', or beside it" in error
+
+
+def test_a_step_that_has_failed_can_be_tried_again(rig: Rig) -> None:
+    def order(ctx: JobContext) -> None:
+        for _ in range(2):
+            with suppress(ValueError):
+                ctx.step("try", rig.fail_once)
+
+    rig.handles(order)
+
+    assert rig.work() == {"succeeded": 1}
+    assert rig.steps() == {"try": None}

@@ -293,7 +293,7 @@ def test_listeners_to_after_commit_are_called_after_the_commit(
     [
         ("transactional", "is for handlers without a session; this handler has one"),
         ("twice", "the job has ended already; call ctx.finish\\(\\) once"),
-        ("inside", "the job is inside a block of ctx.finish"),
+        ("inside", "begins inside of ctx.finish"),
         ("on loop", "write `async with ctx.finish_async"),
         ("in thread", "write `with ctx.finish"),
     ],
