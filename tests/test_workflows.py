@@ -223,7 +223,10 @@ def test_a_requeue_of_many_brings_back_what_was_skipped(rig: Rig, session: Sessi
     assert rig.ran[3:] == ["bad", "second", "part", "last", "done"]
 
 
-def test_a_running_job_adds_jobs_before_its_successors(rig: Rig, session: Session) -> None:
+@pytest.mark.parametrize("in_group", [False, True])
+def test_a_running_job_adds_jobs_before_its_successors_and_those_of_its_group(
+    rig: Rig, session: Session, in_group: bool
+) -> None:
     @rig.queue.task(name="grow")
     def grow(session: Session, ctx: JobContext) -> None:
         assert ctx.workflow_id is not None
@@ -233,7 +236,7 @@ def test_a_running_job_adds_jobs_before_its_successors(rig: Rig, session: Sessio
             flow.add(rig.note.job("added"))
 
     with rig.queue.workflow(session) as flow:
-        root = flow.add(grow.job())
+        root = flow.add_many(grow, [()]) if in_group else flow.add(grow.job())
         flow.add(rig.note.job("last"), after=root)
     session.commit()
 
@@ -467,25 +470,6 @@ def test_what_waits_for_a_group_of_which_no_job_is_needed_is_not_needed(
     skipped = dict.fromkeys(("a", "b", "behind"), "cancelled")
     assert statuses(session) == {"root": "succeeded", **skipped}
     assert rig.outcome(flow) == "succeeded"
-
-
-def test_what_waits_for_a_group_waits_for_what_a_job_of_it_adds(rig: Rig, session: Session) -> None:
-    @rig.queue.task(name="grow")
-    def grow(session: Session, ctx: JobContext) -> None:
-        assert ctx.workflow_id is not None
-        with rig.queue.extend_workflow(
-            session, ctx.workflow_id, before_successors_of=ctx.job_id
-        ) as flow:
-            flow.add(rig.note.job("added"))
-
-    with rig.queue.workflow(session) as flow:
-        parts = flow.add_many(grow, [()])
-        flow.add(rig.note.job("last"), after=parts)
-    session.commit()
-
-    rig.work()
-
-    assert rig.ran == ["added", "last"]
 
 
 def test_a_skipped_job_whose_key_is_taken_stays_skipped(rig: Rig, session: Session) -> None:

@@ -8,7 +8,6 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import IntegrityError
 
 from pgqueue.errors import DuplicateJob
@@ -29,11 +28,13 @@ from pgqueue.repository.reading import moment, readable
 from pgqueue.repository.tables import (
     AS_IF_NEW,
     CANCELLED,
+    LETTER,
     POSITION,
     Executor,
     array_of,
     array_parameter,
     clock,
+    dead_letter_of,
     dead_letters,
     delete_unlocked,
     deleted_records,
@@ -157,13 +158,10 @@ def cancel_job(*, kill: bool) -> sa.Executable:
             held_unique_key=sa.null(),
             **_kill_request(kill=kill),
         )
-        .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
+        .returning(*LETTER)
         .cte("job")
     )
-    letter = pg_insert(dead_letters).from_select(
-        ["job_id", "outcome", "queue", "task", "finished_at"], sa.select(job)
-    )
-    return sa.select(job.c.id).add_cte(letter.on_conflict_do_nothing().cte("letter"))
+    return sa.select(job.c.id).add_cte(dead_letter_of(job))
 
 
 @cache

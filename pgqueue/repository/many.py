@@ -14,7 +14,6 @@ from functools import cache, partial
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.jobs import (
@@ -32,12 +31,13 @@ from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
     CTID,
+    LETTER,
     Executor,
     among,
     array_of,
     array_parameter,
     clock,
-    dead_letters,
+    dead_letter_of,
     document,
     equal,
     jobs,
@@ -82,13 +82,10 @@ def cancel_waiting(table: sa.Table) -> sa.Executable:
         sa.update(jobs)
         .where(jobs.c.id == taken.c.target_id, jobs.c.outcome.is_(None))
         .values(outcome=CANCELLED, finished_at=clock(), held_unique_key=sa.null())
-        .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
+        .returning(*LETTER)
         .cte("job")
     )
-    letter = pg_insert(dead_letters).from_select(
-        ["job_id", "outcome", "queue", "task", "finished_at"], sa.select(job)
-    )
-    return sa.select(job.c.id).add_cte(letter.on_conflict_do_nothing().cte("letter"))
+    return sa.select(job.c.id).add_cte(dead_letter_of(job))
 
 
 @cache
