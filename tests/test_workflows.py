@@ -36,8 +36,9 @@ from pgqueue.workflows import OpenWorkflow
 class Rig:
     """A queue whose tasks note that they have run."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.queue = PgQueue(engine)
+    def __init__(self, engine: Engine, **options: Any) -> None:
+        self.engine = engine
+        self.queue = PgQueue(engine, **options)
         self.ran: list[str] = []
         self.failing: set[str] = set()
         self.note = self.queue.task(name="note", max_attempts=1)(self._note)
@@ -370,7 +371,7 @@ def test_an_async_session_opens_workflows(rig: Rig, database_url: str) -> None:
 
 
 def test_nothing_of_a_workflow_stays_when_its_time_is_over(engine: Engine) -> None:
-    rig = Rig(engine)
+    rig = Rig(engine, application="shop")
     with (
         rig.queue.session() as session,
         session.begin(),
@@ -383,12 +384,42 @@ def test_nothing_of_a_workflow_stays_when_its_time_is_over(engine: Engine) -> No
     execute(engine, f"UPDATE pgqueue.batches {past.format('ended_at')}")
     execute(engine, f"UPDATE pgqueue.jobs {past.format('finished_at')}")
 
-    prune_round = PruneRound(rig.queue.retention)
+    prune(rig)
     with engine.connect() as connection:
-        while prune_round.step(connection) is RoundState.MORE:
-            pass
         for table in ("jobs", "batches", "batch_jobs", "blocked", "dependencies"):
             assert connection.scalar(text(f"SELECT count(*) FROM pgqueue.{table}")) == 0
+
+
+def test_a_job_stays_while_another_waits_for_it(rig: Rig, session: Session) -> None:
+    rig.failing = {"outside"}
+    outside = rig.note.enqueue(session, "outside")
+    session.commit()
+    with rig.queue.workflow(session) as flow:
+        later = flow.add(rig.note.options(delay=timedelta(hours=1)).job("later"))
+        flow.add(rig.note.job("last"), after=[outside, later])
+    session.commit()
+    rig.work()
+    session.execute(
+        text(
+            "UPDATE pgqueue.jobs SET finished_at = now() - interval '9 years' WHERE finished_at IS NOT NULL"
+        )
+    )
+    session.commit()
+
+    prune(rig)
+    rig.queue.run_now(session, later.id)
+    session.commit()
+    rig.work()
+
+    assert rig.ran == ["later"]
+    assert statuses(session)["last"] == "cancelled"
+
+
+def prune(rig: Rig) -> None:
+    prune_round = PruneRound(rig.queue.retention)
+    with rig.engine.connect() as connection:
+        while prune_round.step(connection) is RoundState.MORE:
+            pass
 
 
 @pytest.mark.journey
