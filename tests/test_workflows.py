@@ -399,12 +399,7 @@ def test_a_job_stays_while_another_waits_for_it(rig: Rig, session: Session) -> N
         flow.add(rig.note.job("last"), after=[outside, later])
     session.commit()
     rig.work()
-    session.execute(
-        text(
-            "UPDATE pgqueue.jobs SET finished_at = now() - interval '9 years' WHERE finished_at IS NOT NULL"
-        )
-    )
-    session.commit()
+    execute(rig.engine, "UPDATE pgqueue.jobs SET finished_at = finished_at - interval '9 years'")
 
     prune(rig)
     rig.queue.run_now(session, later.id)
