@@ -53,10 +53,10 @@ from pgqueue.repository.tables import notify as notified
 from pgqueue.repository.workers import NOTHING_PAUSED
 from pgqueue.repository.workflows import (
     Workflows,
+    free_jobs,
     has_predecessors,
     is_dead,
     is_followed,
-    wanted_jobs,
 )
 from pgqueue.rules.unique import is_across_queues
 
@@ -173,14 +173,14 @@ def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
     that has a message or a lease stays as it is, and so does one that has waited for others.  One
     query looks for both: two could miss a claim that commits between them.
     """
-    wanted = wanted_jobs()
+    free = free_jobs()
     job = (
         sa.update(jobs)
-        .where(jobs.c.id == wanted.c.id, is_dead(), ~is_placed(wanted.c.id))
+        .where(jobs.c.id == free.c.id, is_dead())
         .where(~has_predecessors())
         .values(
             **AS_IF_NEW,
-            run_at=sa.func.greatest(wanted.c.run_at, clock()),  # ignores NULL
+            run_at=sa.func.greatest(free.c.run_at, clock()),  # ignores NULL
         )
         .returning(
             *columns_for(limited=limited),

@@ -26,7 +26,7 @@ from pgqueue.repository.jobs import (
     replaced,
 )
 from pgqueue.repository.listing import MESSAGE_KEYS, FoundJob
-from pgqueue.repository.messages import NEW, is_placed
+from pgqueue.repository.messages import NEW
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
@@ -44,7 +44,7 @@ from pgqueue.repository.tables import (
     message_queue,
     waiting_messages,
 )
-from pgqueue.repository.workflows import is_dead, wanted_jobs
+from pgqueue.repository.workflows import free_jobs, is_dead
 
 
 def _messages(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.Select[*tuple[Any, ...]]:
@@ -140,11 +140,11 @@ def _has_others(values: Mapping[str, Any]) -> sa.ColumnElement[bool]:
 def lock_free_jobs() -> sa.Executable:
     """Lock those failed and cancelled jobs that have no unique key, no message and no lease, and
     that no other transaction has locked."""
-    wanted = wanted_jobs()
+    free = free_jobs()
     return (
         sa.select(jobs.c.id, jobs.c.limit_keys.is_not(None))
-        .select_from(wanted.join(jobs, jobs.c.id == wanted.c.id))
-        .where(is_dead(), jobs.c.unique_key.is_(None), ~is_placed(wanted.c.id))
+        .select_from(free.join(jobs, jobs.c.id == free.c.id))
+        .where(is_dead(), jobs.c.unique_key.is_(None))
         .with_for_update(of=jobs, key_share=True, skip_locked=True)
     )
 
