@@ -28,6 +28,11 @@ OUTCOMES = {
 """The outcome of a batch with which each of its callbacks runs."""
 
 
+def in_words(kind: str, name: Any) -> str:
+    """A batch with this name, for errors."""
+    return f"{kind} {shown(name)}" if name else kind
+
+
 def check_name(kind: str, name: Any) -> None:
     """Raise OptionError if a batch cannot have this name."""
     if name is not None and not (
@@ -49,14 +54,13 @@ class OpenBatch(ABC):
     KIND = "batch"
     OF_KIND = OF_BATCH
     """The key, in the meta of each of its jobs, of its id."""
+    is_open = False
+    """Whether its block is running."""
 
     def __init__(self, session: Any, where: str) -> None:
         self._given = session
         self._where = where
         self._id: int | None = None
-
-    is_open = False
-    """Whether its block is running."""
 
     @property
     def id(self) -> int:
@@ -145,7 +149,7 @@ class NewBatch(OpenBatch):
         callbacks: Mapping[str, Task[..., Any]],
         application: str,
     ) -> None:
-        super().__init__(session, f"{self.KIND} {name}" if name else self.KIND)
+        super().__init__(session, in_words(self.KIND, name))
         check_name(self.KIND, name)
         self._name = name
         self._application = application

@@ -25,14 +25,13 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from pgqueue import schema
 from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
-from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch
+from pgqueue.batches import OUTCOMES, ExtendedBatch, NewBatch, OpenBatch, in_words
 from pgqueue.checks import (
     check_application,
     check_queue_name,
     check_version,
     check_whole,
     checked_id,
-    shown,
 )
 from pgqueue.claims import OpenClaim
 from pgqueue.context import Around, JobContext, nothing_around
@@ -738,13 +737,12 @@ class PgQueue(Operations):
         self, kind: str, name: Any, *tasks: Task[..., Any] | None
     ) -> dict[str, Task[..., Any]]:
         """The tasks that are called at the end of a batch, by the names of the parameters."""
-        where = f"{kind} {shown(name)}" if name else kind
-        given = zip(("on_success", "on_failure", "on_cancelled"), tasks, strict=True)
+        given = zip(OUTCOMES, tasks, strict=True)
         callbacks = {parameter: task for parameter, task in given if task is not None}
         for parameter, task in callbacks.items():
             if not isinstance(task, Task) or task.owner is not self:
                 raise TaskDefinitionError(
-                    f"{where}: {parameter} is {task!r}; give a task of this queue"
+                    f"{in_words(kind, name)}: {parameter} is {task!r}; give a task of this queue"
                 )
         return callbacks
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy import inspect
 from sqlalchemy.orm import Session
 
-from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch, check_name
+from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch, check_name, in_words
 from pgqueue.checks import SHORTEST_SPAN, check, checked_id, quoted, span
 from pgqueue.database.callers import joined
 from pgqueue.database.collecting import Collecting, collected, collecting_of
@@ -332,7 +332,7 @@ class Group(OpenWorkflow):
         when: When,
     ) -> None:
         check_name(self.KIND, name)
-        super().__init__(session, f"{self.KIND} {name}" if name else self.KIND)
+        super().__init__(session, in_words(self.KIND, name))
         self._whole = whole
         self._before = whole._before
         self._name = name

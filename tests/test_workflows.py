@@ -36,8 +36,9 @@ from pgqueue.workflows import OpenWorkflow
 class Rig:
     """A queue whose tasks note that they have run."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.queue = PgQueue(engine)
+    def __init__(self, engine: Engine, **options: Any) -> None:
+        self.engine = engine
+        self.queue = PgQueue(engine, **options)
         self.ran: list[str] = []
         self.failing: set[str] = set()
         self.note = self.queue.task(name="note", max_attempts=1)(self._note)
@@ -223,7 +224,10 @@ def test_a_requeue_of_many_brings_back_what_was_skipped(rig: Rig, session: Sessi
     assert rig.ran[3:] == ["bad", "second", "part", "last", "done"]
 
 
-def test_a_running_job_adds_jobs_before_its_successors(rig: Rig, session: Session) -> None:
+@pytest.mark.parametrize("in_group", [False, True])
+def test_a_running_job_adds_jobs_before_its_successors_and_those_of_its_group(
+    rig: Rig, session: Session, in_group: bool
+) -> None:
     @rig.queue.task(name="grow")
     def grow(session: Session, ctx: JobContext) -> None:
         assert ctx.workflow_id is not None
@@ -233,7 +237,7 @@ def test_a_running_job_adds_jobs_before_its_successors(rig: Rig, session: Sessio
             flow.add(rig.note.job("added"))
 
     with rig.queue.workflow(session) as flow:
-        root = flow.add(grow.job())
+        root = flow.add_many(grow, [()]) if in_group else flow.add(grow.job())
         flow.add(rig.note.job("last"), after=root)
     session.commit()
 
@@ -367,7 +371,7 @@ def test_an_async_session_opens_workflows(rig: Rig, database_url: str) -> None:
 
 
 def test_nothing_of_a_workflow_stays_when_its_time_is_over(engine: Engine) -> None:
-    rig = Rig(engine)
+    rig = Rig(engine, application="shop")
     with (
         rig.queue.session() as session,
         session.begin(),
@@ -380,12 +384,37 @@ def test_nothing_of_a_workflow_stays_when_its_time_is_over(engine: Engine) -> No
     execute(engine, f"UPDATE pgqueue.batches {past.format('ended_at')}")
     execute(engine, f"UPDATE pgqueue.jobs {past.format('finished_at')}")
 
-    prune_round = PruneRound(rig.queue.retention)
+    prune(rig)
     with engine.connect() as connection:
-        while prune_round.step(connection) is RoundState.MORE:
-            pass
         for table in ("jobs", "batches", "batch_jobs", "blocked", "dependencies"):
             assert connection.scalar(text(f"SELECT count(*) FROM pgqueue.{table}")) == 0
+
+
+def test_a_job_stays_while_another_waits_for_it(rig: Rig, session: Session) -> None:
+    rig.failing = {"outside"}
+    outside = rig.note.enqueue(session, "outside")
+    session.commit()
+    with rig.queue.workflow(session) as flow:
+        later = flow.add(rig.note.options(delay=timedelta(hours=1)).job("later"))
+        flow.add(rig.note.job("last"), after=[outside, later])
+    session.commit()
+    rig.work()
+    execute(rig.engine, "UPDATE pgqueue.jobs SET finished_at = finished_at - interval '9 years'")
+
+    prune(rig)
+    rig.queue.run_now(session, later.id)
+    session.commit()
+    rig.work()
+
+    assert rig.ran == ["later"]
+    assert statuses(session)["last"] == "cancelled"
+
+
+def prune(rig: Rig) -> None:
+    prune_round = PruneRound(rig.queue.retention)
+    with rig.engine.connect() as connection:
+        while prune_round.step(connection) is RoundState.MORE:
+            pass
 
 
 @pytest.mark.journey
@@ -467,25 +496,6 @@ def test_what_waits_for_a_group_of_which_no_job_is_needed_is_not_needed(
     skipped = dict.fromkeys(("a", "b", "behind"), "cancelled")
     assert statuses(session) == {"root": "succeeded", **skipped}
     assert rig.outcome(flow) == "succeeded"
-
-
-def test_what_waits_for_a_group_waits_for_what_a_job_of_it_adds(rig: Rig, session: Session) -> None:
-    @rig.queue.task(name="grow")
-    def grow(session: Session, ctx: JobContext) -> None:
-        assert ctx.workflow_id is not None
-        with rig.queue.extend_workflow(
-            session, ctx.workflow_id, before_successors_of=ctx.job_id
-        ) as flow:
-            flow.add(rig.note.job("added"))
-
-    with rig.queue.workflow(session) as flow:
-        parts = flow.add_many(grow, [()])
-        flow.add(rig.note.job("last"), after=parts)
-    session.commit()
-
-    rig.work()
-
-    assert rig.ran == ["added", "last"]
 
 
 def test_a_skipped_job_whose_key_is_taken_stays_skipped(rig: Rig, session: Session) -> None:

@@ -1,10 +1,10 @@
 """Blocked nodes: which have nothing more to wait for, and the release of jobs.
 
 A *node* is a job, named by its id, or a batch, named by its id with a minus sign.  A row of
-``blocked`` says that a node waits, and which unfinished node it *watches*: a
-batch one of its jobs, a job one of the nodes that ``dependencies`` names.  A settle knows nothing
-of this, and nothing is counted.  When the watched node has ended, a worker *looks*: the blocked
-node watches another unfinished one, or it ends its waiting.  A batch ends then; a job is
+``blocked`` says that a node waits, and which unfinished node it *watches*: a batch one of its jobs,
+a job one of the nodes that ``dependencies`` names.  A settle knows nothing of this, and nothing is
+counted.  When the watched node has ended, a worker *looks*: the blocked node watches another
+unfinished one, or its waiting ends.  A batch ends then; a job is
 
 * *released*, which gives it a message, if it runs with the outcomes of these nodes,
 * *skipped*, which ends it as cancelled, with the reason, if it does not, or
@@ -26,7 +26,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from pgqueue.meta import OF_WORKFLOW, RUNS_WHEN, outcomes_noted
 from pgqueue.models import JobStatus
@@ -35,6 +34,7 @@ from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
     FAILED,
+    LETTER,
     SUCCEEDED,
     Executor,
     array_of,
@@ -44,7 +44,7 @@ from pgqueue.repository.tables import (
     blocked,
     clock,
     count_rows,
-    dead_letters,
+    dead_letter_of,
     delete_unlocked,
     deleted_records,
     dependencies,
@@ -88,11 +88,12 @@ def workflow_of() -> sa.ColumnElement[str]:
 
 
 def is_in_workflow() -> sa.ColumnElement[bool]:
-    return sa.func.coalesce(pg.jsonb_exists(jobs.c.meta, WORKFLOW), sa.false())
+    return workflow_of().is_not(None)
 
 
 def is_skipped() -> sa.ColumnElement[bool]:
-    """Whether a look has ended the job; the handler of another may give the same reason."""
+    """Whether a look has ended the job.  A handler may give such a reason too: its job has
+    started."""
     prefix = sa.cast(sa.literal_column(f"'{SKIPPED}'", sa.Text), sa.Text)
     is_said = sa.func.coalesce(pg.starts_with(jobs.c.last_error, prefix), sa.false())
     return sa.and_(jobs.c.outcome == CANCELLED, jobs.c.started_at.is_(None), is_said)
@@ -312,13 +313,10 @@ def skip_jobs() -> sa.Executable:
             held_unique_key=sa.null(),
             last_error=skipped.c.reason,
         )
-        .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
+        .returning(*LETTER)
         .cte("job")
     )
-    letter = pg_insert(dead_letters).from_select(
-        ["job_id", "outcome", "queue", "task", "finished_at"], sa.select(job)
-    )
-    return sa.select(job.c.id).add_cte(letter.on_conflict_do_nothing().cte("letter"))
+    return sa.select(job.c.id).add_cte(dead_letter_of(job))
 
 
 @cache

@@ -8,7 +8,6 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import IntegrityError
 
 from pgqueue.errors import DuplicateJob
@@ -29,11 +28,13 @@ from pgqueue.repository.reading import moment, readable
 from pgqueue.repository.tables import (
     AS_IF_NEW,
     CANCELLED,
+    LETTER,
     POSITION,
     Executor,
     array_of,
     array_parameter,
     clock,
+    dead_letter_of,
     dead_letters,
     delete_unlocked,
     deleted_records,
@@ -52,10 +53,10 @@ from pgqueue.repository.tables import notify as notified
 from pgqueue.repository.workers import NOTHING_PAUSED
 from pgqueue.repository.workflows import (
     Workflows,
+    free_jobs,
     has_predecessors,
     is_dead,
     is_followed,
-    wanted_jobs,
 )
 from pgqueue.rules.unique import is_across_queues
 
@@ -157,13 +158,10 @@ def cancel_job(*, kill: bool) -> sa.Executable:
             held_unique_key=sa.null(),
             **_kill_request(kill=kill),
         )
-        .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
+        .returning(*LETTER)
         .cte("job")
     )
-    letter = pg_insert(dead_letters).from_select(
-        ["job_id", "outcome", "queue", "task", "finished_at"], sa.select(job)
-    )
-    return sa.select(job.c.id).add_cte(letter.on_conflict_do_nothing().cte("letter"))
+    return sa.select(job.c.id).add_cte(dead_letter_of(job))
 
 
 @cache
@@ -175,14 +173,14 @@ def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
     that has a message or a lease stays as it is, and so does one that has waited for others.  One
     query looks for both: two could miss a claim that commits between them.
     """
-    wanted = wanted_jobs()
+    free = free_jobs()
     job = (
         sa.update(jobs)
-        .where(jobs.c.id == wanted.c.id, is_dead(), ~is_placed(wanted.c.id))
+        .where(jobs.c.id == free.c.id, is_dead())
         .where(~has_predecessors())
         .values(
             **AS_IF_NEW,
-            run_at=sa.func.greatest(wanted.c.run_at, clock()),  # ignores NULL
+            run_at=sa.func.greatest(free.c.run_at, clock()),  # ignores NULL
         )
         .returning(
             *columns_for(limited=limited),

@@ -14,7 +14,6 @@ from functools import cache, partial
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.jobs import (
@@ -27,24 +26,25 @@ from pgqueue.repository.jobs import (
     replaced,
 )
 from pgqueue.repository.listing import MESSAGE_KEYS, FoundJob
-from pgqueue.repository.messages import NEW, is_placed
+from pgqueue.repository.messages import NEW
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
     CTID,
+    LETTER,
     Executor,
     among,
     array_of,
     array_parameter,
     clock,
-    dead_letters,
+    dead_letter_of,
     document,
     equal,
     jobs,
     message_queue,
     waiting_messages,
 )
-from pgqueue.repository.workflows import is_dead, wanted_jobs
+from pgqueue.repository.workflows import free_jobs, is_dead
 
 
 def _messages(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.Select[*tuple[Any, ...]]:
@@ -82,13 +82,10 @@ def cancel_waiting(table: sa.Table) -> sa.Executable:
         sa.update(jobs)
         .where(jobs.c.id == taken.c.target_id, jobs.c.outcome.is_(None))
         .values(outcome=CANCELLED, finished_at=clock(), held_unique_key=sa.null())
-        .returning(jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
+        .returning(*LETTER)
         .cte("job")
     )
-    letter = pg_insert(dead_letters).from_select(
-        ["job_id", "outcome", "queue", "task", "finished_at"], sa.select(job)
-    )
-    return sa.select(job.c.id).add_cte(letter.on_conflict_do_nothing().cte("letter"))
+    return sa.select(job.c.id).add_cte(dead_letter_of(job))
 
 
 @cache
@@ -143,11 +140,11 @@ def _has_others(values: Mapping[str, Any]) -> sa.ColumnElement[bool]:
 def lock_free_jobs() -> sa.Executable:
     """Lock those failed and cancelled jobs that have no unique key, no message and no lease, and
     that no other transaction has locked."""
-    wanted = wanted_jobs()
+    free = free_jobs()
     return (
         sa.select(jobs.c.id, jobs.c.limit_keys.is_not(None))
-        .select_from(wanted.join(jobs, jobs.c.id == wanted.c.id))
-        .where(is_dead(), jobs.c.unique_key.is_(None), ~is_placed(wanted.c.id))
+        .select_from(free.join(jobs, jobs.c.id == free.c.id))
+        .where(is_dead(), jobs.c.unique_key.is_(None))
         .with_for_update(of=jobs, key_share=True, skip_locked=True)
     )
 

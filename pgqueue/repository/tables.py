@@ -6,6 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.orm import Session
 from sqlalchemy.types import TypeEngine
 
@@ -262,6 +263,17 @@ def delete_unlocked(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.
     """Delete these rows, except those that another transaction has locked: never waits."""
     rows = sa.select(CTID).select_from(table).where(*conditions).with_for_update(skip_locked=True)
     return sa.delete(table).where(among(rows) == CTID)
+
+
+LETTER = (jobs.c.id, jobs.c.outcome, jobs.c.queue, jobs.c.task, jobs.c.finished_at)
+"""The columns that a dead letter copies from its job."""
+
+
+def dead_letter_of(job: sa.CTE) -> sa.CTE:
+    """Insert the dead letters of jobs that were cancelled, unless a settle has done so."""
+    names = ["job_id", "outcome", "queue", "task", "finished_at"]
+    letter = pg_insert(dead_letters).from_select(names, sa.select(job))
+    return letter.on_conflict_do_nothing().cte("letter")
 
 
 def deleted_records(gone: sa.CTE) -> list[sa.CTE]:

@@ -105,14 +105,13 @@ def restore_jobs() -> sa.Executable:
 def block_again() -> sa.Executable:
     """Let these failed and cancelled jobs, each of which has waited for others, wait for them
     again; returns them, with their workflows."""
-    wanted = wanted_jobs()
+    free = free_jobs()
     return _blocked_again(
-        jobs.c.id == wanted.c.id,
+        jobs.c.id == free.c.id,
         is_dead(),
         has_predecessors(),
-        ~is_placed(wanted.c.id),
         keep_steps=True,
-        run_at=sa.func.greatest(wanted.c.run_at, clock()),  # ignores NULL
+        run_at=sa.func.greatest(free.c.run_at, clock()),  # ignores NULL
     )
 
 
@@ -170,10 +169,14 @@ def _is_key_taken() -> sa.ColumnElement[bool]:
     return sa.exists().where(same, in_scope).correlate_except(held)
 
 
-def wanted_jobs() -> sa.TableValuedAlias:
-    """The jobs to requeue, each with the time when it is due; NULL means now."""
+def free_jobs() -> sa.CTE:
+    """The jobs to requeue that stand nowhere yet, each with the time when it is due, or NULL: now.
+
+    Materialized: a condition of the join could be evaluated for each pair of rows.
+    """
     run_at = sa.column("run_at", sa.DateTime(timezone=True))
-    return document("wanted", sa.column("id", sa.BigInteger), run_at)
+    wanted = document("wanted", sa.column("id", sa.BigInteger), run_at)
+    return sa.select(wanted).where(~is_placed(wanted.c.id)).cte("free").prefix_with("MATERIALIZED")
 
 
 def is_dead() -> sa.ColumnElement[bool]:

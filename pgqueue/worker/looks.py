@@ -31,7 +31,7 @@ logger = redaction.logger(__name__)
 
 
 class Looks(Loop):
-    """The thread.  It sleeps, and has no connection, until jobs of batches end."""
+    """The thread.  It sleeps, without a connection, until jobs of batches or workflows end."""
 
     def __init__(self, runtime: WorkerRuntime, *, notify: bool) -> None:
         super().__init__(runtime.engine, LOOKING, runtime.outage, name="looks", first_in=NEVER)

@@ -43,4 +43,4 @@ def test_a_commit_is_measured_beside_this_tree(server: str) -> None:
     ended = CliRunner().invoke(main, [*words, "--url", server])
 
     assert ended.exit_code == 0, ended.output
-    assert re.search(r"a call +[0-9.]+ / [0-9.]+ ms: x [0-9.]+ ", ended.output)
+    assert re.search(r"a call +[0-9.,]+ / [0-9.,]+ ms: x [0-9.]+ ", ended.output)

@@ -41,7 +41,7 @@ WITNESS = """
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, this thread has a running event loop
 def browser() -> "Iterator[Browser]":
     if CHROMIUM is None:
         pytest.skip("there is no browser: install Debian's package chromium")
@@ -53,7 +53,7 @@ def browser() -> "Iterator[Browser]":
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(browser: "Browser", server_url: str, template_url: str) -> Iterator[Site]:
     with fresh_database(server_url, template_url=template_url) as url:
         engine = create_engine(url)

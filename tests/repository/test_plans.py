@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
 
 from chaos.interleavings.logical_workers import (
     ERROR,
@@ -23,6 +24,7 @@ from pgqueue.outcomes import Failed, Outcome, Released, Retried, Snoozed, Succee
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.health import Health
 from pgqueue.repository.listing import Listing
+from pgqueue.repository.many import ManyJobs
 from pgqueue.repository.progress import ProgressReports
 from pgqueue.repository.prune import Pruning
 from pgqueue.repository.waits import MOST_AHEAD
@@ -378,3 +380,19 @@ def settle_in_batches(
 ) -> None:
     while claimed := worker.claim(batch):
         settle(claimed)
+
+
+def test_a_requeue_of_many_tests_each_job_once(database_url: str) -> None:
+    """Whatever the statistics: these are from before the jobs were cancelled."""
+    engine = create_engine(database_url, connect_args=TELLING)
+    with Session(engine) as session:
+        ids = enqueue_many(session, BATCH)
+        session.execute(text("ANALYZE pgqueue.jobs"))
+        PgQueue(engine).cancel_where(session, queue="default")
+
+        with plans_of(session.connection()) as plans:
+            done = ManyJobs(session).requeue(dict.fromkeys(ids), notify=False)
+
+    assert list(done) == ids
+    scans = [node for plan in plans.seen for node in plan.nodes if "Relation Name" in node]
+    assert max(node["Actual Loops"] for node in scans) <= BATCH

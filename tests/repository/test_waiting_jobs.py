@@ -215,3 +215,19 @@ def test_a_requeue_beside_a_look_loses_nothing(bound: Engine, looking: Connectio
     look(looking, failed, -flow.id)
     assert outcome(bound, flow.id) == "cancelled"
     assert violations(bound) == []
+
+
+def test_a_job_whose_cancel_waits_for_a_worker_does_not_come_back(
+    bound: Engine, looking: Connection
+) -> None:
+    [before], node = fan_in(bound, 1)
+    end(bound, before)
+    look(looking, before)  # it is pending now
+    with bound.connect() as claiming:
+        claiming.execute(text("SELECT FROM pgqueue.message_queue FOR UPDATE"))
+        end(bound, node)
+    with Session(bound) as session, session.begin():
+        queue.requeue(session, before)
+
+    # A message is left, which the worker that has claimed it deletes.
+    assert [status(bound, each) for each in (before, node)] == ["pending", "cancelled"]
