@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Integer, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -133,14 +133,17 @@ def pay(session: Session, ctx: JobContext, milliseconds: float = 0) -> int:
 
 @queue.task(retry=AT_ONCE)
 def pay_in_steps(ctx: JobContext, milliseconds: float = 0) -> int:
-    """A row of the application, by the attempt that has committed it, between two steps."""
+    """The second of three rows pays, between two steps: it is neither skipped nor repeated."""
 
-    def pay_once(session: Session) -> None:
-        session.execute(EFFECT, effect(ctx))
+    def pay_for(session: Session, numbers: Sequence[int]) -> None:
+        if 2 in numbers:
+            session.execute(EFFECT, effect(ctx))
+        time.sleep(milliseconds / 3000)
 
     note(START, ctx)
     ctx.step("before", time.sleep, milliseconds / 1000)
-    ctx.step("pay", pay_once)
+    numbers = func.generate_series(1, 3, type_=Integer).column_valued("number")
+    ctx.each("pay", select(numbers), pay_for, key=numbers, size=1)
     ctx.step("after", time.sleep, milliseconds / 1000)
     note(END, ctx)
     return ctx.attempt

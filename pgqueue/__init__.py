@@ -40,7 +40,7 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.models import DeadLetter, Job, JobAttempt, JobStatus, Lease, MessageQueue
 from pgqueue.nodes import Node
 from pgqueue.operations import ActionRun, AsyncOperator, Operator, Result, Selection
-from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze
+from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze, Suspended
 from pgqueue.redaction import Secret
 from pgqueue.repository.batches import BatchState
 from pgqueue.repository.invariants import Violation
@@ -75,6 +75,7 @@ __all__ = [
     "Cancel",
     "Discard",
     "Snooze",
+    "Suspended",
     # events
     "AttemptEnded",
     "AttemptEnd",

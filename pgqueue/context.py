@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from pgqueue.errors import ArgumentsError, PgQueueError
 
 if TYPE_CHECKING:
+    from sqlalchemy import Select
     from sqlalchemy.ext.asyncio import AsyncSession
 
 P = ParamSpec("P")
@@ -58,6 +59,14 @@ class Steps(Protocol):
     async def run_async(
         self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any: ...
+
+    def each(
+        self, name: str, query: Any, function: Callable[..., Any], /, *args: Any, **options: Any
+    ) -> int: ...
+
+    async def each_async(
+        self, name: str, query: Any, function: Callable[..., Any], /, *args: Any, **options: Any
+    ) -> int: ...
 
     def sleep(self, name: str, span: timedelta) -> None: ...
 
@@ -198,6 +207,67 @@ class JobContext:
         """:meth:`step` for async handlers; the function may be a coroutine function, and take an
         AsyncSession."""
         return await self._steps("ctx.step_async()").run_async(name, function, *args, **kwargs)
+
+    def each(
+        self,
+        name: str,
+        query: "Select[Any]",
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        key: Any = None,
+        size: int = 100,
+    ) -> int:
+        """Call a function with all rows of a query, a page at a time, and go on where it was.
+
+        Each page is one transaction: it reads the rows, calls the function, and records the key of
+        the last row.  So no row whose writes are committed is repeated or skipped, wherever the
+        process dies.  Between two pages the job ends as cancelled if it was cancelled, and a worker
+        that stops hands it on, which uses up no attempt.
+
+        Rows are read in the order of the key, also those that are added meanwhile behind the
+        current one.
+
+        Args:
+            name: The key of the record, as for :meth:`step`.
+            query: A ``select()`` without an order and a limit.
+            function: Called with a ``Session``, the list of the rows of a page, and ``args``.
+            *args: Further arguments.
+            key: The column, or a tuple of columns, by which the rows are ordered.  Its values are
+                unique, never NULL, and not changed by the function.  Default: the primary key of
+                the class that the query selects.
+            size: The rows of a page, at most 10,000.
+
+        Returns:
+            How many rows there were, in all attempts.
+
+        Raises:
+            ArgumentsError: The query has an order or a limit, or no key, or is none.
+            LeaseLost: The job has passed to another worker.
+            PgQueueError: A key is NULL or not unique, or as for :meth:`step`.
+
+        Example:
+            >>> def export(session: Session, orders: list[Order]) -> None:
+            ...     session.add_all(Line(order_id=order.id) for order in orders)
+            >>> ctx.each("orders", select(Order), export)
+        """
+        steps = self._steps("ctx.each()")
+        return steps.each(name, query, function, *args, key=key, size=size)
+
+    async def each_async(
+        self,
+        name: str,
+        query: "Select[Any]",
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        key: Any = None,
+        size: int = 100,
+    ) -> int:
+        """:meth:`each` for async handlers; the function may be a coroutine function that takes an
+        AsyncSession."""
+        steps = self._steps("ctx.each_async()")
+        return await steps.each_async(name, query, function, *args, key=key, size=size)
 
     def sleep(self, name: str, span: timedelta) -> None:
         """Let the job go on later, with its slot free until then.

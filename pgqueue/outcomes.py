@@ -32,10 +32,12 @@ class Discard(Exception):
         self.reason = reason
 
 
-class Asleep(BaseException):
-    """Raised through a handler by ``ctx.sleep()``: the job goes on later.
+class Suspended(BaseException):
+    """Raised through a handler by ``ctx.sleep()``, and by ``ctx.each()`` at a stop: the job goes on
+    later, from the beginning of its handler.
 
-    No ``except Exception`` of the handler catches it, and ``finally`` runs.
+    No ``except Exception`` catches it, and ``finally`` runs.  A middleware that catches every
+    ``BaseException`` raises it again.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
 
 from pgqueue.context import JobContext
 from pgqueue.job_queue import PgQueue
-from pgqueue.outcomes import Asleep, Cancel, Snooze
+from pgqueue.outcomes import Cancel, Snooze, Suspended
 from pgqueue.tasks import Task
 
 __all__ = ["instrument"]
@@ -80,7 +80,7 @@ class Spans:
         ) as span:
             try:
                 yield
-            except (Asleep, Cancel, Snooze):
+            except (Suspended, Cancel, Snooze):
                 raise  # these are no errors
             except BaseException as error:
                 has_secrets = bool(self._queue.find(ctx.task).settings.secret_args)

@@ -252,11 +252,14 @@ def create_messages_and_leases() -> None:
         "job_steps",
         number("job_id", sa.BigInteger),
         text("name"),
+        text("kind"),
         column("result", JSONB, null=True),
         number("attempt"),
-        time_of_insert("finished_at"),
+        time("started_at", null=False),
+        time("finished_at"),
         key("job_steps", "job_id", "name"),
-        check("job_steps_times", in_range("finished_at")),
+        check("job_steps_kind", "kind IN ('step', 'sleep', 'each')"),
+        check("job_steps_times", in_range("started_at", "finished_at")),
     )
 
 

@@ -13,7 +13,6 @@ from pgqueue.arguments import OtherVersion
 from pgqueue.errors import PayloadError, TaskDefinitionError
 from pgqueue.handler.error_reports import log_fields, report, storable_result, storable_words
 from pgqueue.outcomes import (
-    Asleep,
     AttemptEnd,
     Cancel,
     Cancelled,
@@ -28,6 +27,7 @@ from pgqueue.outcomes import (
     Snooze,
     Snoozed,
     Succeeded,
+    Suspended,
     Unreadable,
 )
 from pgqueue.repository.claim import Claimed
@@ -138,7 +138,7 @@ def after_error(
 ) -> Outcome:
     """Return the outcome of an attempt whose handler raised, or could not start."""
     secrets = secrets_of(task, claimed)
-    if isinstance(error, Asleep):
+    if isinstance(error, Suspended):
         return Snoozed(error.delay)
     if isinstance(error, Cancel | Discard | Snooze):
         return _requested_outcome(error, secrets)

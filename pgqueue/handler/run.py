@@ -33,9 +33,6 @@ class Host(Protocol):
     around_finish: Around
     """What to enter around each block of ``ctx.finish()``."""
 
-    skips_sleeps: bool
-    """Whether a sleep is over when the job is claimed again, as a test sets its own time."""
-
     def ask_before_start(self, attempt: RunningAttempt) -> Outcome | None:
         """Ask the database whether a handler may start, as the options of its task demand.
 
@@ -97,9 +94,7 @@ def _context(attempt: RunningAttempt, host: Host) -> JobContext:
     if not attempt.task.injection.parameters and host.around is nothing_around:
         return NO_CONTEXT
     attempt.finishing = AttemptFinishing(attempt, host.transaction, host.around_finish)
-    attempt.steps = AttemptSteps(
-        attempt, host.transaction, host.around_finish, skips_sleeps=host.skips_sleeps
-    )
+    attempt.steps = AttemptSteps(attempt, host.transaction, host.around_finish)
     return attempt.context()
 
 

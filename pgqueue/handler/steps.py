@@ -1,12 +1,16 @@
 """``ctx.step()``: parts of a handler that are recorded, and not run again by later attempts."""
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only, greenlet_spawn
 
@@ -19,12 +23,18 @@ from pgqueue.database.unit_of_work import write_pending
 from pgqueue.errors import ArgumentsError, LeaseLost, PgQueueError, TaskDefinitionError
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import storable_result
-from pgqueue.handler.transaction import AttemptTransaction, call_listener
-from pgqueue.outcomes import Asleep
-from pgqueue.repository.steps import JobSteps
+from pgqueue.handler.pages import Page, Pages
+from pgqueue.handler.transaction import AttemptTransaction, call_listener, is_conflict
+from pgqueue.outcomes import Cancel, Suspended
+from pgqueue.repository.steps import JobSteps, Recorded, StepKind
 from pgqueue.tasks.injection import Injected, Injection, injection_of
 
 NOTHING_INJECTED = Injection((), {}, is_async=False)
+MOST_TRIES = 5
+"""How often a transaction that only records a step begins, if it meets a conflict."""
+
+Write = Callable[[JobSteps], str | None]
+"""Records a step; returns as :meth:`JobSteps.record` does."""
 
 
 class AttemptSteps:
@@ -39,118 +49,164 @@ class AttemptSteps:
         attempt: RunningAttempt,
         new_transaction: Callable[[RunningAttempt], AttemptTransaction],
         around: Around,
-        *,
-        skips_sleeps: bool,
     ) -> None:
         """``around``: what a framework puts around the Session of a step."""
         self._attempt = attempt
         self._new_transaction = new_transaction
         self._around = around
-        self._skips_sleeps = skips_sleeps
         self._used: set[str] = set()
-        self._known: Mapping[str, Any] | None = None
+        self._known: Mapping[str, Recorded] | None = None
+        self._read_at = 0.0
 
     @property
     def _where(self) -> str:
         return f"job {self._attempt.claimed.job_id} {self._attempt.task.name}"
 
     def run(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        self._refuse(is_async=False)
-        injection = _injection_of(function, name)
-        with self._step(name) as known:
-            if name in known:
-                return known[name]
-            return self._run(
-                name, injection, lambda context: injection.call(function, context, *args, **kwargs)
-            )
+        return self._run(_Call(function, args, kwargs), name)
 
     async def run_async(
         self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        self._refuse(is_async=True)
-        injection = _injection_of(function, name)
+        call = _Call(function, args, kwargs, is_async=True)
+        return await greenlet_spawn(self._run, call, name)
 
-        def call(context: Any) -> Any:
-            returned = injection.call(function, context, *args, **kwargs)
-            return await_only(returned) if inspect.isawaitable(returned) else returned
+    def each(
+        self, name: str, query: Any, function: Callable[..., Any], /, *args: Any, **options: Any
+    ) -> int:
+        return self._each(_Call(function, args, {}), name, query, **options)
 
-        def step() -> Any:
-            with self._step(name) as known:
-                return known[name] if name in known else self._run(name, injection, call)
-
-        return await greenlet_spawn(step)
+    async def each_async(
+        self, name: str, query: Any, function: Callable[..., Any], /, *args: Any, **options: Any
+    ) -> int:
+        call = _Call(function, args, {}, is_async=True)
+        return int(await greenlet_spawn(partial(self._each, call, name, query, **options)))
 
     def sleep(self, name: str, span: timedelta) -> None:
-        self._refuse(is_async=False)
-        self._sleep(name, span)
+        self._sleep(name, span, is_async=False)
 
     async def sleep_async(self, name: str, span: timedelta) -> None:
-        self._refuse(is_async=True)
-        await greenlet_spawn(self._sleep, name, span)
+        await greenlet_spawn(partial(self._sleep, name, span, is_async=True))
 
-    def _sleep(self, name: str, span: timedelta) -> None:
+    def _run(self, call: "_Call", name: str) -> Any:
+        with self._step(name, StepKind.STEP, is_async=call.is_async) as known:
+            if known is not None:
+                return known.result
+            began = time.monotonic()
+
+            def write(rows: JobSteps) -> str | None:
+                return rows.record(name, StepKind.STEP, result, took=time.monotonic() - began)
+
+            if call.injection.wants_session:
+                with self._session(write) as context:
+                    result = self._storable(name, call(context))
+            else:
+                result = self._storable(name, call(self._attempt.context()))
+                self._record(write)
+            return result
+
+    def _each(self, call: "_Call", name: str, query: Any, *, key: Any, size: int) -> int:
+        where = f"{self._where}: ctx.each({name!r}, ...)"
+        pages = Pages(query, key, size, where=where)
+        if not call.injection.wants_session:
+            raise ArgumentsError(
+                f"{where}: the function takes a Session first, because what it writes is committed "
+                "with the key of the last row"
+            )
+        with self._step(name, StepKind.EACH, is_async=call.is_async) as known:
+            done: dict[str, Any] = {"rows": 0} if known is None else dict(known.result)
+            if known is not None and not known.is_unfinished:
+                return int(done["rows"])
+            page = Page((), None, is_last=False)
+            began = time.monotonic()
+
+            def write(rows: JobSteps) -> str | None:
+                lasts = 0.0 if page.is_last else None
+                took = time.monotonic() - began
+                return rows.record(name, StepKind.EACH, done, took=took, lasts=lasts)
+
+            while not page.is_last:
+                with self._session(write) as context:
+                    page = pages.read(_sync(context.session), done.get("after"))
+                    if page.rows:
+                        call(context, page.rows)
+                        done = {"rows": done["rows"] + len(page.rows), "after": page.last_key}
+                if not page.is_last:
+                    self._hand_on(name)
+            return int(done["rows"])
+
+    def _hand_on(self, name: str) -> None:
+        """End the attempt between two pages, if it should."""
+        if self._attempt.is_lost:
+            raise self._lease_lost()
+        if self._attempt.is_cancelled():
+            raise Cancel(f"cancelled between two pages of {name!r}")
+        if self._attempt.is_stopping():
+            raise Suspended(0.0)
+
+    def _sleep(self, name: str, span: timedelta, *, is_async: bool) -> None:
         if not isinstance(span, timedelta) or not timedelta(0) <= span <= LONGEST_DELAY:
             raise ArgumentsError(
                 f"{self._where}: ctx.sleep takes a timedelta from zero to {LONGEST_DELAY.days} "
                 f"days, not {span!r}"
             )
-        seconds = span.total_seconds()
-        with self._step(name) as known:
-            if name in known and self._skips_sleeps:
-                return
-            transaction = self._new_transaction(self._attempt)
-            with transaction.begun() as connection, translated_errors():
-                rows = self._rows(connection)
-                if name in known:
-                    if (left := rows.seconds_until(known[name])) <= 0:
-                        return
-                else:
-                    left = seconds
-                    self._commit(transaction, connection, lambda: rows.record_sleep(name, seconds))
-        raise Asleep(left)
+        with self._step(name, StepKind.SLEEP, is_async=is_async) as known:
+            if known is None:
+                left = span.total_seconds()
+                self._record(lambda rows: rows.record(name, StepKind.SLEEP, lasts=left))
+            else:
+                left = known.seconds_left - (time.monotonic() - self._read_at)
+            if left > 0 or known is None:
+                raise Suspended(max(left, 0.0))
 
-    def _run(self, name: str, injection: Injection, call: Callable[[Any], Any]) -> Any:
-        if not injection.wants_session:
-            result = self._storable(name, call(self._attempt.context()))
-            transaction = self._new_transaction(self._attempt)
-            with transaction.begun() as connection, translated_errors():
-                rows = self._rows(connection)
-                self._commit(transaction, connection, lambda: rows.record(name, result))
-            return result
+    @contextmanager
+    def _session(self, write: Write) -> Iterator[Any]:
+        """A Session, in a context, whose writes are committed with the record of the step."""
         transaction = self._new_transaction(self._attempt)
         with transaction.begun() as connection:
             with transaction.session(connection) as session:
-                own: Session = getattr(session, "sync_session", session)
-                is_plain = Injected.SESSION in injection.parameters
-                context = self._attempt.context(own if is_plain else session)
+                context = self._attempt.context(session)
                 with self._around(context):
-                    result = self._storable(name, call(context))
-                    write_pending(own)
+                    yield context
+                    write_pending(_sync(session))
             with translated_errors():
-                rows = self._rows(connection)
-                self._commit(transaction, connection, lambda: rows.record(name, result))
-            for listener in listeners_to_commit(own):
+                self._commit(transaction, connection, write)
+            for listener in listeners_to_commit(_sync(session)):
                 with self._around(context):
-                    call_listener(listener, self._attempt.claimed.job_id, own)
-        return result
+                    call_listener(listener, self._attempt.claimed.job_id, _sync(session))
+
+    def _record(self, write: Write) -> None:
+        """Record a step and nothing else."""
+        for tries in range(1, MOST_TRIES + 1):
+            transaction = self._new_transaction(self._attempt)
+            try:
+                with transaction.begun() as connection, translated_errors():
+                    self._commit(transaction, connection, write)
+                return
+            except DBAPIError as error:
+                if tries == MOST_TRIES or not is_conflict(error):
+                    raise
 
     def _commit(
-        self,
-        transaction: AttemptTransaction,
-        connection: Connection,
-        record: Callable[[], str | None],
+        self, transaction: AttemptTransaction, connection: Connection, write: Write
     ) -> None:
         """Record the step and commit.  From the record on, the lease is locked."""
         transaction.end_handler(connection)
         commit_in_two_phases(connection)
-        transaction.transaction_name = record()
+        transaction.transaction_name = write(self._rows(connection))
         if transaction.transaction_name is None or self._attempt.is_lost:
             raise self._lease_lost()
         transaction.commit_writes(connection)
 
     @contextmanager
-    def _step(self, name: str) -> Iterator[Mapping[str, Any]]:
-        """What is on record while a step runs, which no other step or ``ctx.finish()`` may meet."""
+    def _step(self, name: str, kind: StepKind, *, is_async: bool) -> Iterator[Recorded | None]:
+        """What is on record of a step, while it runs: no other step, nor ``ctx.finish()``, may
+        meet it."""
+        if self._attempt.task.is_async is not is_async:
+            raise PgQueueError(
+                f"{self._where}: an async handler awaits ctx.{kind}_async, and a plain one calls "
+                f"ctx.{kind}"
+            )
         if not isinstance(name, str) or not TASK_NAME.fullmatch(name.replace(" ", "_")):
             raise PgQueueError(
                 f"{self._where}: the name of a step is {name!r}; give a text of 1 to 200 characters"
@@ -165,18 +221,27 @@ class AttemptSteps:
                 "own, in a loop for example f'page {number}'"
             )
         with self._attempt.block(f"step {name!r}"):
-            if self._known is None:
-                transaction = self._new_transaction(self._attempt)
-                with transaction.begun() as connection, translated_errors():
-                    self._known = self._rows(connection).recorded()
+            known = self._recorded().get(name)
+            if known is not None and known.kind is not kind:
+                raise PgQueueError(
+                    f"{self._where}: {name!r} is on record as a {known.kind}, and this is a "
+                    f"{kind}; give it another name"
+                )
             self._used.add(name)
             try:
-                yield self._known
-            except Asleep:
-                raise
-            except BaseException:
+                yield known
+            except Exception:
                 self._used.discard(name)  # the handler may try again
+                self._known = None
                 raise
+
+    def _recorded(self) -> Mapping[str, Recorded]:
+        if self._known is None:
+            transaction = self._new_transaction(self._attempt)
+            with transaction.begun() as connection, translated_errors():
+                self._known = self._rows(connection).recorded()
+                self._read_at = time.monotonic()
+        return self._known
 
     def _rows(self, connection: Connection) -> JobSteps:
         return JobSteps(connection, self._attempt.worker_id, self._attempt.claimed)
@@ -193,17 +258,43 @@ class AttemptSteps:
         except PgQueueError as error:
             raise type(error)(f"{self._where}: step {name!r}: {error}") from error
 
-    def _refuse(self, *, is_async: bool) -> None:
-        if self._attempt.task.is_async is not is_async:
-            raise PgQueueError(
-                f"{self._where}: an async handler awaits ctx.step_async and ctx.sleep_async, and a "
-                "plain one calls ctx.step and ctx.sleep"
-            )
+
+class _Call:
+    """The function of a step, and what it is called with besides a Session and a JobContext."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        is_async: bool = False,
+    ) -> None:
+        """``is_async``: whether it is called in a greenlet, and may return an awaitable."""
+        self.is_async = is_async
+        self.injection = _injection_of(function)
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
+
+    def __call__(self, context: Any, *first: Any) -> Any:
+        if Injected.SESSION in self.injection.parameters:
+            context = replace(context, session=_sync(context.session))
+        arguments = (*first, *self._args)
+        returned = self.injection.call(self._function, context, *arguments, **self._kwargs)
+        is_awaited = self.is_async and inspect.isawaitable(returned)
+        return await_only(returned) if is_awaited else returned
 
 
-def _injection_of(function: Callable[..., Any], name: str) -> Injection:
+def _sync(session: Any) -> Session:
+    """The Session itself, of an AsyncSession too."""
+    found: Session = getattr(session, "sync_session", session)
+    return found
+
+
+def _injection_of(function: Callable[..., Any]) -> Injection:
     """Which leading parameters of a function are filled in: none, if it does not say its types."""
     try:
-        return injection_of(function, task_name=f"step {name}")
+        return injection_of(function, task_name=f"the step {function!r}")
     except (TypeError, ValueError, TaskDefinitionError):
         return NOTHING_INJECTED

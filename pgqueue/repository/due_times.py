@@ -13,6 +13,7 @@ from pgqueue.repository.claim import Upcoming
 from pgqueue.repository.tables import (
     Executor,
     clock,
+    job_steps,
     jobs,
     message_queue,
     pg,
@@ -88,6 +89,14 @@ def bring_admissions_forward() -> sa.Executable:
     return sa.update(jobs).where(jobs.c.id == message.c.target_id).values(run_at=message.c.run_at)
 
 
+@cache
+def bring_steps_forward() -> sa.Executable:
+    """The same for the sleeps of jobs."""
+    earlier = seconds(sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double))
+    sleep = sa.update(job_steps).where(job_steps.c.finished_at > pg.statement_timestamp())
+    return sleep.values(finished_at=job_steps.c.finished_at - earlier)
+
+
 class DueTimes:
     """The due times of all waiting jobs, behind one Session or Connection."""
 
@@ -101,8 +110,8 @@ class DueTimes:
 
     def bring_forward(self, seconds: float) -> None:
         """Make the jobs that are not due yet due this much earlier."""
-        self._executor.execute(bring_forward(), {"seconds": seconds})
-        self._executor.execute(bring_admissions_forward(), {"seconds": seconds})
+        for statement in (bring_forward(), bring_admissions_forward(), bring_steps_forward()):
+            self._executor.execute(statement, {"seconds": seconds})
 
     def next_admission(self) -> Upcoming:
         """Whether a job that waits to be admitted is due, and when the next one will be."""

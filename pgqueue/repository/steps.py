@@ -2,58 +2,91 @@
 
 import json
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.fate import transaction_name
 from pgqueue.repository.fence import ONE, is_ours
+from pgqueue.repository.row_security import refuse_hidden
 from pgqueue.repository.tables import (
     Executor,
     clock,
     job_steps,
     json_parameter,
     leases,
-    pg,
+    seconds,
 )
+
+
+class StepKind(StrEnum):
+    """What a record is of."""
+
+    STEP = "step"
+    """A call of a function."""
+    SLEEP = "sleep"
+    """A sleep; it is over at ``finished_at``."""
+    EACH = "each"
+    """The rows of a query; its result is the key of the last row that is done."""
+
+
+class Recorded(NamedTuple):
+    """A step that is on record."""
+
+    kind: StepKind
+    result: Any
+    is_unfinished: bool
+    seconds_left: float
+    """Until it is finished."""
 
 
 @cache
 def steps_of_job() -> sa.Executable:
-    """The names and results of the recorded steps of a job."""
-    text = sa.cast(job_steps.c.result, sa.Text)
-    return sa.select(job_steps.c.name, text).where(job_steps.c.job_id == ONE[0])
+    """The recorded steps of a job."""
+    left = sa.cast(sa.extract("epoch", job_steps.c.finished_at - clock()), sa.Float)
+    return sa.select(
+        job_steps.c.name,
+        job_steps.c.kind,
+        sa.cast(job_steps.c.result, sa.Text),
+        job_steps.c.finished_at.is_(None),
+        sa.func.coalesce(left, sa.literal_column("0", sa.Float)),
+    ).where(job_steps.c.job_id == ONE[0])
 
 
 @cache
-def record_step(*, sleeps: bool) -> sa.Executable:
-    """Record a step; no row if the lease is not ours any more.  ``sleeps``: its result is the time
-    so many seconds from now.
+def record_step() -> sa.Executable:
+    """Record a step, or how far it is; no row if the lease is not ours any more.
 
     Shares the lock of the lease, so a rescue, which deletes the lease and waits for nobody, leaves
     it until this transaction ends.
     """
     lease = sa.select(leases.c.target_id, leases.c.attempt).where(is_ours(*ONE))
     held = lease.with_for_update(read=True, key_share=True).cte("held")
-    result: Any = json_parameter("result")
-    if sleeps:
-        seconds = sa.cast(sa.bindparam("seconds", type_=sa.Float), sa.Float)
-        result = pg.to_jsonb(sa.cast(sa.extract("epoch", clock()), sa.Float) + seconds)
-    name = sa.cast(sa.bindparam("step", type_=sa.Text), sa.Text)
-    row = sa.select(held.c.target_id, name, result, held.c.attempt)
-    step = sa.insert(job_steps).from_select(["job_id", "name", "result", "attempt"], row)
+    took, lasts = (
+        seconds(sa.cast(sa.bindparam(name, type_=sa.Float), sa.Float)) for name in ("took", "lasts")
+    )
+    values = {
+        "job_id": held.c.target_id,
+        "name": sa.cast(sa.bindparam("step", type_=sa.Text), sa.Text),
+        "kind": sa.cast(sa.bindparam("of_kind", type_=sa.Text), sa.Text),
+        "result": json_parameter("result"),
+        "attempt": held.c.attempt,
+        "started_at": clock() - took,
+        "finished_at": clock() + lasts,  # NULL: it is not finished
+    }
+    row = sa.select(*values.values()).select_from(held)
+    step = pg_insert(job_steps).from_select(list(values), row)
+    new = {name: step.excluded[name] for name in ("result", "attempt", "finished_at")}
+    step = step.on_conflict_do_update(
+        index_elements=["job_id", "name"], set_=new, where=job_steps.c.finished_at.is_(None)
+    )
     written = step.returning(job_steps.c.job_id).cte("step")
     return sa.select(transaction_name()).select_from(written)
-
-
-@cache
-def seconds_until() -> sa.Executable:
-    """How far away a time is, in seconds since 1970, by the clock of the server."""
-    moment = sa.cast(sa.bindparam("moment", type_=sa.Float), sa.Float)
-    return sa.select(moment - sa.cast(sa.extract("epoch", clock()), sa.Float))
 
 
 class JobSteps:
@@ -68,25 +101,39 @@ class JobSteps:
             "worker_id": worker_id,
         }
 
-    def recorded(self) -> Mapping[str, Any]:
-        """The results of the steps that are on record, by name."""
-        found = self._executor.execute(steps_of_job(), {"job_id": self._keys["job_id"]})
-        return {name: None if text is None else json.loads(text) for name, text in found}
+    def recorded(self) -> Mapping[str, Recorded]:
+        """The steps that are on record, by name.
 
-    def record(self, name: str, result: Any) -> str | None:
-        """Record a step; returns the name of the transaction, None if the lease has passed on."""
+        Raises:
+            RowsHidden: Row security may hide some, which would run again.
+        """
+        found = self._executor.execute(steps_of_job(), {"job_id": self._keys["job_id"]}).all()
+        if not found:
+            refuse_hidden(self._executor)
+        return {
+            name: Recorded(StepKind(kind), None if text is None else json.loads(text), *rest)
+            for name, kind, text, *rest in found
+        }
+
+    def record(
+        self,
+        name: str,
+        kind: StepKind,
+        result: Any = None,
+        *,
+        took: float = 0.0,
+        lasts: float | None = 0.0,
+    ) -> str | None:
+        """Record a step; returns the name of the transaction, None if the lease has passed on.
+
+        Args:
+            name: Its key.
+            kind: What it is.
+            result: What JSON can express.
+            took: Seconds since it has begun.
+            lasts: Seconds until it is finished; None: it is not, and is recorded again.
+        """
         text = None if result is None else json.dumps(result)
-        return self._record(record_step(sleeps=False), name, result=text)
-
-    def record_sleep(self, name: str, seconds: float) -> str | None:
-        """Record until when the job sleeps; returns as :meth:`record` does."""
-        return self._record(record_step(sleeps=True), name, seconds=seconds)
-
-    def seconds_until(self, moment: float) -> float:
-        found: float = self._executor.execute(seconds_until(), {"moment": moment}).scalar_one()
-        return found
-
-    def _record(self, statement: Any, name: str, **values: Any) -> str | None:
-        given = {**self._keys, "step": name, **values}
-        found: str | None = self._executor.execute(statement, given).scalar()
+        values = {"step": name, "of_kind": kind.value, "result": text, "took": took, "lasts": lasts}
+        found: str | None = self._executor.execute(record_step(), {**self._keys, **values}).scalar()
         return found

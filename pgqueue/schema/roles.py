@@ -70,7 +70,7 @@ RIGHTS = {
         worker=ADD, dashboard=f"SELECT ({_all_but('job_attempts', 'traceback')})"
     ),
     "job_steps": Rights(
-        worker=ADD, dashboard="SELECT (job_id, name, attempt, finished_at), DELETE"
+        worker=WRITE, dashboard=f"SELECT ({_all_but('job_steps', 'result')}), DELETE"
     ),
     "dead_letters": Rights(worker=ADD, dashboard=ADD),
     "unreadable_jobs": Rights(worker=ADD, dashboard="SELECT, DELETE"),

@@ -65,7 +65,6 @@ class InlineAttempt(RunningAttempt):
 
     outcome: Outcome | None = None
     """How it was settled; None if its lease had passed on."""
-    skips_sleeps = True
     is_dropped = False
     """Whether its outcome is dropped, and what a transactional handler writes."""
 

@@ -36,8 +36,6 @@ class Slot(WorkerThread):
     It is the ``Host`` of its attempts.
     """
 
-    skips_sleeps = False
-
     def __init__(self, runtime: WorkerRuntime) -> None:
         super().__init__(name="slot")
         self.runtime = runtime

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from pgqueue.context import Around, JobContext
 from pgqueue.job_queue import PgQueue
-from pgqueue.outcomes import Asleep, Cancel, Discard, Snooze
+from pgqueue.outcomes import Cancel, Discard, Snooze, Suspended
 from pgqueue.repository.claim import NOTHING, Upcoming
 from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.settle import Attempts
@@ -111,7 +111,7 @@ class HandlerErrors:
             try:
                 with inner(context):
                     yield
-            except (Asleep, Cancel, Discard, Snooze):
+            except (Suspended, Cancel, Discard, Snooze):
                 raise
             except BaseException as error:
                 self._kept[attempt] = error

@@ -166,7 +166,7 @@ def test_a_sleep_frees_the_slot_and_is_not_caught(rig: Rig, engine: Engine) -> N
         rig.queue.run_now(session, job)  # the hour is not over
     assert rig.work() == {"snoozed": 1}
     with engine.begin() as connection:
-        past = "UPDATE pgqueue.job_steps SET result = '1' WHERE name = 'cool down'"
+        past = "UPDATE pgqueue.job_steps SET finished_at = now() WHERE name = 'cool down'"
         connection.execute(text(past))
     with rig.queue.session() as session, session.begin():
         rig.queue.run_now(session, job)
