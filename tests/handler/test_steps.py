@@ -190,6 +190,33 @@ def test_a_test_runs_steps_and_passes_over_sleeps(rig: Rig) -> None:
     assert rig.steps() == {}
 
 
+def test_a_worker_of_a_test_passes_over_sleeps(rig: Rig) -> None:
+    def order(ctx: JobContext) -> None:
+        ctx.sleep("a week", timedelta(weeks=1))
+        ctx.sleep("another", timedelta(weeks=1))
+
+    rig.handles(order)
+
+    ends = Worker(rig.queue).run_until_empty(timeout=60, ahead=timedelta(days=15))
+
+    assert ends == {"snoozed": 2, "succeeded": 1}
+
+
+def test_a_name_stays_of_one_kind(rig: Rig) -> None:
+    def order(ctx: JobContext) -> None:
+        if ctx.attempt == 1:
+            ctx.step("wait", rig.charge, 5)
+            rig.fail_once()
+        ctx.sleep("wait", timedelta(0))
+
+    job = rig.queue.task(name="order", retry=AT_ONCE, max_attempts=2)(order).delay().id
+
+    assert rig.work() == {"retried": 1, "failed": 1}
+    with rig.queue.session() as session:
+        error = str(session.get_one(Job, job).last_error)
+        assert "'wait' is on record as a step, and this is a sleep" in error
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
