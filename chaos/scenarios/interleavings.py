@@ -14,7 +14,7 @@ from chaos.interleavings.scheduler import GivenOrder, SomeOrder
 from chaos.interleavings.scripts import Pair, all_pairs
 from chaos.mutations import Patch, mutation
 from chaos.scenario import Size, scenario
-from pgqueue.repository import fence, jobs, rescue, settle
+from pgqueue.repository import fence, jobs, rescue, settle, workflows
 from pgqueue.repository.tables import leases, stands_at_place_of
 
 KNOWN = [
@@ -77,7 +77,8 @@ def fence_by_job_alone(patch: Patch) -> None:
 @mutation
 def requeue_asks_for_messages_only(patch: Patch) -> None:
     """A requeue does not see a claim that was committed since its first statement."""
-    patch.set(jobs, "is_placed", lambda job_id: exists().where(stands_at_place_of(job_id)))
+    for module in (jobs, workflows):
+        patch.set(module, "is_placed", lambda job_id: exists().where(stands_at_place_of(job_id)))
     for name in ("is_with_a_worker", "requeue_jobs"):
         patch.set(jobs, name, getattr(jobs, name).__wrapped__)  # not from the cache
 

@@ -38,11 +38,13 @@ from pgqueue.repository.tables import (
     dead_letters,
     delete_unlocked,
     deleted_records,
+    dependencies,
     jobs,
     json_parameter,
     leases,
     message_queue,
     pg,
+    sees_all,
     stands_at_place_of,
     text_parameter,
     unreadable_jobs,
@@ -177,7 +179,7 @@ def requeue_jobs(*, notify: bool, limited: bool = False) -> sa.Executable:
     job = (
         sa.update(jobs)
         .where(jobs.c.id == free.c.id, is_dead())
-        .where(~has_predecessors())
+        .where(~has_predecessors(), sees_all(dependencies))
         .values(
             **AS_IF_NEW,
             run_at=sa.func.greatest(free.c.run_at, clock()),  # ignores NULL
