@@ -175,7 +175,8 @@ class Program(Member):
         command = [*self._before, sys.executable, "-m", "chaos.worker", str(self.log)]
         self._popen = subprocess.Popen(
             [*command, json.dumps(self._options)],
-            env={**os.environ, **self.variables},
+            # A crash of the interpreter leaves the stacks of all threads in the log.
+            env={**os.environ, "PYTHONFAULTHANDLER": "1", **self.variables},
             cwd=Path(__file__).parent.parent,
             stdin=subprocess.DEVNULL,
         )
