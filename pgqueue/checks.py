@@ -18,6 +18,8 @@ FIRST_RUN_AT = datetime(2000, 1, 1, tzinfo=UTC)
 LAST_RUN_AT = datetime(9999, 12, 31, tzinfo=UTC)
 AT_ONCE = timedelta(0)
 SHORTEST_SPAN = timedelta(microseconds=1)
+LONGEST_KEY = 200
+"""How many characters the key of a signal has at most."""
 LONGEST_DELAY = timedelta(days=36_525)
 BIGINT = 2**63
 """The ids of jobs and batches are smaller, because their type in PostgreSQL is bigint."""
@@ -228,3 +230,20 @@ def checked_id(id: Any, of: str = "job") -> int:
     if not -BIGINT <= id < BIGINT:
         raise ArgumentsError(f"{quoted(id)} is too large for a {of}'s id: give {of}.id")
     return id
+
+
+def checked_signal(where: str, name: Any, key: Any) -> tuple[str, str]:
+    """The name of a signal, and its key as text.  Raises ArgumentsError."""
+    if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
+        raise ArgumentsError(
+            f"{where}: the name of a signal is {shown(name)}; give 1 to 200 characters without "
+            "white space"
+        )
+    if isinstance(key, bool) or not isinstance(key, str | int | UUID):
+        raise ArgumentsError(f"{where}: the key is {shown(key)}; give a str, an int or a UUID")
+    text = str(key)
+    if len(text) > LONGEST_KEY or not (text.isprintable() or not text):
+        raise ArgumentsError(
+            f"{where}: the key is {shown(text)}; give at most {LONGEST_KEY} printable characters"
+        )
+    return name, text

@@ -20,6 +20,8 @@ from sqlalchemy.orm import Session
 from pgqueue.errors import ArgumentsError, PgQueueError
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from sqlalchemy import Select
     from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -71,6 +73,14 @@ class Steps(Protocol):
     def sleep(self, name: str, span: timedelta) -> None: ...
 
     async def sleep_async(self, name: str, span: timedelta) -> None: ...
+
+    def wait_for(
+        self, signal: str, key: Any, *, timeout: timedelta | None, name: str | None
+    ) -> Any: ...
+
+    async def wait_for_async(
+        self, signal: str, key: Any, *, timeout: timedelta | None, name: str | None
+    ) -> Any: ...
 
 
 def _never() -> bool:
@@ -291,6 +301,55 @@ class JobContext:
     async def sleep_async(self, name: str, span: timedelta) -> None:
         """:meth:`sleep` for async handlers."""
         await self._steps("ctx.sleep_async()").sleep_async(name, span)
+
+    def wait_for(
+        self,
+        signal: str,
+        key: "str | int | UUID" = "",
+        *,
+        timeout: timedelta | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """Wait for a signal that the application sends by :meth:`PgQueue.signal`, and return what
+        it carries.
+
+        Lets the job sleep, as :meth:`sleep` does, and wakes it when the signal is committed.  A
+        signal that was sent since the job was enqueued is received at once.  It is not used up:
+        other jobs may receive it too.  Each wait of a job receives another signal.
+
+        Args:
+            signal: The name of the signal.
+            key: Of what it is, for example the id of an order.
+            timeout: How long to wait, from the first time; default: without end.
+            name: The key of the record, as for :meth:`step`; default: made of the signal and the
+                key.
+
+        Returns:
+            The payload of the signal, as JSON gives it back.
+
+        Raises:
+            SignalTimeout: The signal has not come in time; also in each later attempt.
+            LeaseLost: The job has passed to another worker.
+            ArgumentsError: A signal cannot have this name or key.
+            PgQueueError: As for :meth:`step`.
+
+        Example:
+            >>> paid = ctx.wait_for("paid", order_id, timeout=timedelta(days=7))
+        """
+        steps = self._steps("ctx.wait_for()")
+        return steps.wait_for(signal, key, timeout=timeout, name=name)
+
+    async def wait_for_async(
+        self,
+        signal: str,
+        key: "str | int | UUID" = "",
+        *,
+        timeout: timedelta | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """:meth:`wait_for` for async handlers."""
+        steps = self._steps("ctx.wait_for_async()")
+        return await steps.wait_for_async(signal, key, timeout=timeout, name=name)
 
     def _steps(self, what: str) -> Steps:
         where = f"job {self.job_id} {self.task}: {what}"

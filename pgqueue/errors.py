@@ -75,6 +75,10 @@ class LeaseLost(PgQueueError, RuntimeError):
     """The attempt has lost its lease, so its writes and its result are not kept."""
 
 
+class SignalTimeout(PgQueueError, TimeoutError):
+    """The signal has not come in time for which a handler waits."""
+
+
 class JobNotFound(PgQueueError, LookupError):
     """No job of this database has this id: it was never enqueued, was rolled back, has been
     deleted, or is on another node."""

@@ -33,7 +33,7 @@ TABLES = (
     *("unreadable_jobs", "schedules", "waiting_messages", "limit_places", "limits"),
     *("limit_buckets", "batches", "batch_jobs", "blocked", "dependencies", "paused_tasks"),
     *("task_minutes", "error_groups", "deploys", "operator_actions", "queue_minutes"),
-    *("job_steps", "schema_version"),
+    *("job_steps", "signals", "schema_version"),
 )
 VIEWS = ("job_overview", "invariant_violations_in_flight", "invariant_violations")
 
@@ -257,10 +257,31 @@ def create_messages_and_leases() -> None:
         number("attempt"),
         time("started_at", null=False),
         time("finished_at"),
+        text("signal", null=True),
+        text("key", null=True),
         key("job_steps", "job_id", "name"),
-        check("job_steps_kind", "kind IN ('step', 'sleep', 'each')"),
+        check("job_steps_kind", "kind IN ('step', 'sleep', 'each', 'wait')"),
         check("job_steps_times", in_range("started_at", "finished_at")),
     )
+    create_index(
+        "job_steps_signal",
+        "job_steps",
+        ["signal", "key"],
+        where="signal IS NOT NULL AND result IS NULL",
+    )
+    create_table(
+        "signals",
+        id_column(always=True),
+        text("name"),
+        text("key"),
+        column("payload", JSONB, null=True),
+        time_of_insert("created_at"),
+        flag("delivered"),
+        key("signals", "id"),
+        check("signals_times", in_range("created_at")),
+    )
+    create_index("signals_name_key", "signals", ["name", "key", "id"])
+    create_index("signals_undelivered", "signals", ["id"], where="NOT delivered")
 
 
 def checks_of_messages(table: str) -> tuple[sa.CheckConstraint, ...]:

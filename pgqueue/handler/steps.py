@@ -7,29 +7,37 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from pgqueue.checks import LONGEST_DELAY, TASK_NAME
+from pgqueue.checks import LONGEST_DELAY, checked_signal
 from pgqueue.context import Around
 from pgqueue.database.callers import translated_errors
 from pgqueue.database.handlers import listeners_to_commit
 from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.database.unit_of_work import write_pending
-from pgqueue.errors import ArgumentsError, LeaseLost, PgQueueError, TaskDefinitionError
+from pgqueue.errors import (
+    ArgumentsError,
+    LeaseLost,
+    PgQueueError,
+    SignalTimeout,
+    TaskDefinitionError,
+)
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import storable_result
 from pgqueue.handler.pages import Page, Pages
 from pgqueue.handler.transaction import AttemptTransaction, call_listener, is_conflict
 from pgqueue.outcomes import Cancel, Suspended
-from pgqueue.repository.steps import JobSteps, Recorded, StepKind
+from pgqueue.repository.steps import Awaited, JobSteps, Recorded, StepKind
 from pgqueue.tasks.injection import Injected, Injection, injection_of
 
 NOTHING_INJECTED = Injection((), {}, is_async=False)
+T = TypeVar("T")
+
 MOST_TRIES = 5
 """How often a transaction that only records a step begins, if it meets a conflict."""
 
@@ -88,6 +96,16 @@ class AttemptSteps:
     async def sleep_async(self, name: str, span: timedelta) -> None:
         await greenlet_spawn(partial(self._sleep, name, span, is_async=True))
 
+    def wait_for(
+        self, signal: str, key: Any, *, timeout: timedelta | None, name: str | None
+    ) -> Any:
+        return self._wait(signal, key, timeout, name, is_async=False)
+
+    async def wait_for_async(
+        self, signal: str, key: Any, *, timeout: timedelta | None, name: str | None
+    ) -> Any:
+        return await greenlet_spawn(partial(self._wait, signal, key, timeout, name, is_async=True))
+
     def _run(self, call: "_Call", name: str) -> Any:
         with self._step(name, StepKind.STEP, is_async=call.is_async) as known:
             if known is not None:
@@ -145,19 +163,57 @@ class AttemptSteps:
             raise Suspended(0.0)
 
     def _sleep(self, name: str, span: timedelta, *, is_async: bool) -> None:
+        self._check_span("ctx.sleep", span)
+        with self._step(name, StepKind.SLEEP, is_async=is_async) as known:
+            left = self._left(known, span)
+            if known is None:
+                self._record(lambda rows: rows.record(name, StepKind.SLEEP, lasts=left))
+            if left > 0 or known is None:
+                raise Suspended(left)
+
+    def _wait(
+        self, signal: str, key: Any, timeout: timedelta | None, name: str | None, *, is_async: bool
+    ) -> Any:
+        timeout = LONGEST_DELAY if timeout is None else timeout
+        self._check_span("ctx.wait_for", timeout)
+        awaited = Awaited(*checked_signal(f"{self._where}: ctx.wait_for", signal, key))
+        name = f"wait for {signal} {awaited.key}".strip() if name is None else name
+
+        def record(result: Any, lasts: float = 0.0) -> None:
+            self._record(
+                lambda rows: rows.record(name, StepKind.WAIT, result, lasts=lasts, awaited=awaited)
+            )
+
+        with self._step(name, StepKind.WAIT, is_async=is_async) as known:
+            received = None if known is None else known.result
+            if received is None:
+                left = self._left(known, timeout)
+                record(None, left)
+                # A signal that is committed from now on finds the wait: it wakes the job.
+                received = self._read(lambda rows: rows.received(awaited))
+                if received is None and left > 0:
+                    raise Suspended(left)
+                received = received or {}
+                record(received)
+            if not received:
+                raise SignalTimeout(
+                    f"{self._where}: the signal {signal!r} with the key {awaited.key!r} has not "
+                    f"come in time for {name!r}"
+                )
+            return received["payload"]
+
+    def _check_span(self, what: str, span: Any) -> None:
         if not isinstance(span, timedelta) or not timedelta(0) <= span <= LONGEST_DELAY:
             raise ArgumentsError(
-                f"{self._where}: ctx.sleep takes a timedelta from zero to {LONGEST_DELAY.days} "
-                f"days, not {span!r}"
+                f"{self._where}: {what} takes a timedelta from zero to {LONGEST_DELAY.days} days, "
+                f"not {span!r}"
             )
-        with self._step(name, StepKind.SLEEP, is_async=is_async) as known:
-            if known is None:
-                left = span.total_seconds()
-                self._record(lambda rows: rows.record(name, StepKind.SLEEP, lasts=left))
-            else:
-                left = known.seconds_left - (time.monotonic() - self._read_at)
-            if left > 0 or known is None:
-                raise Suspended(max(left, 0.0))
+
+    def _left(self, known: Recorded | None, span: timedelta) -> float:
+        """Seconds until a step ends that lasts for a span from its first time."""
+        if known is None:
+            return span.total_seconds()
+        return max(known.seconds_left - (time.monotonic() - self._read_at), 0.0)
 
     @contextmanager
     def _session(self, write: Write) -> Iterator[Any]:
@@ -207,9 +263,9 @@ class AttemptSteps:
                 f"{self._where}: an async handler awaits ctx.{kind}_async, and a plain one calls "
                 f"ctx.{kind}"
             )
-        if not isinstance(name, str) or not TASK_NAME.fullmatch(name.replace(" ", "_")):
+        if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 200:
             raise PgQueueError(
-                f"{self._where}: the name of a step is {name!r}; give a text of 1 to 200 characters"
+                f"{self._where}: the name of a step is {name!r}; give 1 to 200 printable characters"
             )
         if self._attempt.is_lost:
             raise self._lease_lost()
@@ -237,11 +293,14 @@ class AttemptSteps:
 
     def _recorded(self) -> Mapping[str, Recorded]:
         if self._known is None:
-            transaction = self._new_transaction(self._attempt)
-            with transaction.begun() as connection, translated_errors():
-                self._known = self._rows(connection).recorded()
-                self._read_at = time.monotonic()
+            self._known = self._read(lambda rows: rows.recorded())
+            self._read_at = time.monotonic()
         return self._known
+
+    def _read(self, read: Callable[[JobSteps], T]) -> T:
+        transaction = self._new_transaction(self._attempt)
+        with transaction.begun() as connection, translated_errors():
+            return read(self._rows(connection))
 
     def _rows(self, connection: Connection) -> JobSteps:
         return JobSteps(connection, self._attempt.worker_id, self._attempt.claimed)

@@ -25,6 +25,7 @@ from pgqueue.models.queue_minute import QueueMinute
 from pgqueue.models.queue_settings import QueueSettings
 from pgqueue.models.schedule import Schedule
 from pgqueue.models.schema_version import SchemaVersion
+from pgqueue.models.sent_signal import Signal
 from pgqueue.models.states import DEAD, ENDED, STATES, UNFINISHED, WAITING, JobStatus, State
 from pgqueue.models.task_minute import TaskMinute
 from pgqueue.models.unreadable_job import UnreadableJob
@@ -54,6 +55,7 @@ __all__ = [
     "BatchJob",
     "Blocked",
     "Dependency",
+    "Signal",
     "TaskMinute",
     "ErrorGroup",
     "QueueMinute",

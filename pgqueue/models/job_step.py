@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, SmallInteger
+from sqlalchemy import BigInteger, CheckConstraint, Index, SmallInteger, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -18,17 +18,27 @@ class JobStep(Base):
 
     __tablename__ = "job_steps"
     __table_args__ = (
-        CheckConstraint("kind IN ('step', 'sleep', 'each')", name="job_steps_kind"),
+        CheckConstraint("kind IN ('step', 'sleep', 'each', 'wait')", name="job_steps_kind"),
         CheckConstraint(times_in_range("started_at", "finished_at"), name="job_steps_times"),
+        Index(
+            "job_steps_signal",
+            "signal",
+            "key",
+            postgresql_where=text("signal IS NOT NULL AND result IS NULL"),
+        ),
     )
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     name: Mapped[str] = mapped_column(primary_key=True)
     kind: Mapped[str]
-    """Whether it is a step, a sleep, or goes through the rows of a query."""
+    """Whether it is a step, a sleep, goes through the rows of a query, or waits for a signal."""
     result: Mapped[Any] = mapped_column(JSONB(none_as_null=True), nullable=True)
     attempt: Mapped[int] = mapped_column(SmallInteger)
     """The attempt that has written it."""
     started_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
-    """In the future while the job sleeps; NULL before the last row of a query."""
+    """In the future while the job sleeps or waits; NULL before the last row of a query."""
+    signal: Mapped[str | None]
+    """The name of the signal for which the job waits."""
+    key: Mapped[str | None]
+    """The key of this signal."""

@@ -3,6 +3,7 @@
 Each call works in the caller's transaction: its changes take effect with the caller's commit.
 """
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
@@ -19,6 +20,7 @@ from pgqueue.checks import (
     check_text,
     check_whole,
     checked_id,
+    checked_signal,
     shown,
 )
 from pgqueue.database.callers import (
@@ -28,7 +30,8 @@ from pgqueue.database.callers import (
     may_notify,
     translated_errors,
 )
-from pgqueue.errors import ArgumentsError, OptionError
+from pgqueue.errors import ArgumentsError, OptionError, PayloadError
+from pgqueue.handler.error_reports import storable_result
 from pgqueue.models import UNFINISHED, JobStatus
 from pgqueue.operations.actions import ON_JOBS, ActionContext
 from pgqueue.operations.engine import within
@@ -41,6 +44,7 @@ from pgqueue.repository.job_state import JobState, JobStates
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.limits import Limits, LimitState
 from pgqueue.repository.pauses import Pauses
+from pgqueue.repository.signals import Signals
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.repository.workflows import Workflows
 from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checked_key, key_of
@@ -309,6 +313,43 @@ class Operations:
         JobNotFound.
         """
         return self._act("run_now", session, job_id)
+
+    @translated_errors()
+    def signal(
+        self, session: AnySession, name: str, key: str | int | UUID = "", payload: Any = None
+    ) -> int:
+        """Send a signal in the caller's transaction, for jobs that wait for it.
+
+        Jobs wait by :meth:`JobContext.wait_for`.  Those that do are woken within milliseconds
+        after the commit, however long the transaction was open; without a worker that sleeps, or
+        without notifications, within two seconds.  A job that begins to wait later receives the
+        signal too, if it was enqueued before.
+
+        Args:
+            session: A Session or Connection.
+            name: At most 200 characters without white space.
+            key: Of what the signal is, for example the id of an order.
+            payload: What JSON can express, at most 1 MiB.
+
+        Returns:
+            The id of the signal.  It is deleted after 30 days.
+
+        Raises:
+            ArgumentsError: A signal cannot have this name or key.
+            PayloadError: The payload cannot be written as JSON.
+
+        Example:
+            >>> queue.signal(session, "paid", order.id, {"by": "card"})
+        """
+        name, key = checked_signal("signal", name, key)
+        try:
+            payload = storable_result(payload)
+        except PayloadError as error:
+            raise PayloadError(f"signal {name!r}: its payload is {error}") from error
+        connection = in_transaction(session, f"signal {name!r}")
+        text = None if payload is None else json.dumps(payload)
+        notify = self.notify and may_notify(connection)
+        return Signals(connection).add(name, key, text, notify=notify)
 
     @translated_errors()
     def pause(self, session: AnySession, queue: str) -> None:

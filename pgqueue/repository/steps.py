@@ -14,6 +14,7 @@ from pgqueue.repository.claim import Claimed
 from pgqueue.repository.fate import transaction_name
 from pgqueue.repository.fence import ONE, is_ours
 from pgqueue.repository.row_security import refuse_hidden
+from pgqueue.repository.signals import signal_for
 from pgqueue.repository.tables import (
     Executor,
     clock,
@@ -33,6 +34,18 @@ class StepKind(StrEnum):
     """A sleep; it is over at ``finished_at``."""
     EACH = "each"
     """The rows of a query; its result is the key of the last row that is done."""
+    WAIT = "wait"
+    """A wait for a signal; without a result until it has received one, or its time is over."""
+
+
+class Awaited(NamedTuple):
+    """A signal by its name and key; None for a step that waits for none."""
+
+    signal: str | None = None
+    key: str | None = None
+
+
+NO_SIGNAL = Awaited()
 
 
 class Recorded(NamedTuple):
@@ -78,13 +91,16 @@ def record_step() -> sa.Executable:
         "attempt": held.c.attempt,
         "started_at": clock() - took,
         "finished_at": clock() + lasts,  # NULL: it is not finished
+        **{
+            name: sa.cast(sa.bindparam(f"of_{name}", type_=sa.Text), sa.Text)
+            for name in ("signal", "key")
+        },
     }
     row = sa.select(*values.values()).select_from(held)
     step = pg_insert(job_steps).from_select(list(values), row)
-    new = {name: step.excluded[name] for name in ("result", "attempt", "finished_at")}
-    step = step.on_conflict_do_update(
-        index_elements=["job_id", "name"], set_=new, where=job_steps.c.finished_at.is_(None)
-    )
+    changed = ("result", "attempt", "finished_at", "signal", "key")
+    new = {name: step.excluded[name] for name in changed}
+    step = step.on_conflict_do_update(index_elements=["job_id", "name"], set_=new)
     written = step.returning(job_steps.c.job_id).cte("step")
     return sa.select(transaction_name()).select_from(written)
 
@@ -115,6 +131,15 @@ class JobSteps:
             for name, kind, text, *rest in found
         }
 
+    def received(self, awaited: Awaited) -> dict[str, Any] | None:
+        """The record of the first signal that the job may receive; None if there is none."""
+        values = {"job_id": self._keys["job_id"], **awaited._asdict()}
+        found = self._executor.execute(signal_for(), values).one_or_none()
+        if found is None:
+            return None
+        signal_id, payload = found
+        return {"signal": signal_id, "payload": None if payload is None else json.loads(payload)}
+
     def record(
         self,
         name: str,
@@ -123,6 +148,7 @@ class JobSteps:
         *,
         took: float = 0.0,
         lasts: float | None = 0.0,
+        awaited: Awaited = NO_SIGNAL,
     ) -> str | None:
         """Record a step; returns the name of the transaction, None if the lease has passed on.
 
@@ -132,8 +158,10 @@ class JobSteps:
             result: What JSON can express.
             took: Seconds since it has begun.
             lasts: Seconds until it is finished; None: it is not, and is recorded again.
+            awaited: The signal for which a wait waits.
         """
         text = None if result is None else json.dumps(result)
         values = {"step": name, "of_kind": kind.value, "result": text, "took": took, "lasts": lasts}
+        values |= {"of_signal": awaited.signal, "of_key": awaited.key}
         found: str | None = self._executor.execute(record_step(), {**self._keys, **values}).scalar()
         return found

@@ -32,6 +32,7 @@ from pgqueue.models import (
     QueueMinute,
     QueueSettings,
     Schedule,
+    Signal,
     TaskMinute,
     UnreadableJob,
     WaitingMessage,
@@ -50,6 +51,7 @@ message_queue = table_of(MessageQueue)
 leases = table_of(Lease)
 job_attempts = table_of(JobAttempt)
 job_steps = table_of(JobStep)
+signals = table_of(Signal)
 dead_letters = table_of(DeadLetter)
 unreadable_jobs = table_of(UnreadableJob)
 workers = table_of(WorkerProcess)
@@ -169,7 +171,7 @@ def array_parameter(name: str, type_: type[TypeEngine[Any]]) -> sa.ColumnElement
     return sa.cast(sa.bindparam(name, type_=sa.Text), ARRAY(type_))
 
 
-def wake_up_call() -> sa.ColumnElement[bool]:
+def wake_up_call(word: str = "enqueued") -> sa.ColumnElement[bool]:
     """Notify, but only if some worker sleeps.
 
     A sleeper holds the lock in shared mode, so an exclusive lock fails exactly then; otherwise
@@ -179,7 +181,7 @@ def wake_up_call() -> sa.ColumnElement[bool]:
     # A literal column: literal_execute would render the key anew at every enqueue.
     key = sa.literal_column(str(SLEEPERS), sa.BigInteger)
     is_free = pg.pg_try_advisory_lock(key)
-    return sa.case((is_free, pg.pg_advisory_unlock(key)), else_=notify("enqueued"))
+    return sa.case((is_free, pg.pg_advisory_unlock(key)), else_=notify(word))
 
 
 def notify(word: str) -> sa.ColumnElement[bool]:

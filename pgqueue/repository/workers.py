@@ -25,6 +25,7 @@ from pgqueue.repository.rescue import (
     orphaned_leases,
 )
 from pgqueue.repository.schedules import seconds_to_next_tick
+from pgqueue.repository.signals import has_signals
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     clock,
@@ -178,7 +179,8 @@ def notices(*, running: bool, search: bool, ticks: bool = False) -> sa.Executabl
     ``running``: also which of these running jobs were asked to cancel, or were already cancelled
     while they were being claimed, and which of them to kill.  ``search``: also whether dead workers
     have left a lease; this reads all leases.  ``ticks``: also how long the next tick of a schedule
-    is away, which watches of blocked nodes are over, and whether a batch is to be counted.
+    is away, which watches of blocked nodes are over, whether a batch is to be counted, and whether
+    signals are to be delivered.
     """
     over, swept_to = sweep() if ticks else (sa.null(), sa.null())
     ids = sa.cast(sa.bindparam("job_ids"), ARRAY(sa.BigInteger))
@@ -198,6 +200,7 @@ def notices(*, running: bool, search: bool, ticks: bool = False) -> sa.Executabl
         swept_to.label("swept_to"),
         (has_due_count() if ticks else sa.null()).label("has_due_count"),
         (has_past_deadline() if ticks else sa.null()).label("has_past_deadline"),
+        (has_signals() if ticks else sa.null()).label("has_signals"),
     )
 
 
@@ -253,6 +256,8 @@ class Notices(NamedTuple):
     """Whether a batch is to be counted; None if it was not asked."""
     has_past_deadline: bool | None
     """Whether the deadline of an open batch is over; None if it was not asked."""
+    has_signals: bool | None
+    """Whether signals are to be delivered; None if it was not asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ WRITE = "SELECT, INSERT, UPDATE, DELETE"
 ADD = "SELECT, INSERT, DELETE"
 """For rows that never change.  A worker deletes them to prune."""
 
+SIGNAL = "INSERT (name, key, payload)"
 MESSAGE = "queue, priority, run_at, target_id, task, alone"
 TO_LOCK = "alone"
 """SELECT ... FOR UPDATE requires the right to update one column; this one does least harm."""
@@ -71,6 +72,11 @@ RIGHTS = {
     ),
     "job_steps": Rights(
         worker=WRITE, dashboard=f"SELECT ({_all_but('job_steps', 'result')}), DELETE"
+    ),
+    "signals": Rights(
+        worker=f"SELECT, {SIGNAL}, UPDATE (delivered), DELETE",
+        enqueue=f"{SIGNAL}, SELECT (id)",
+        dashboard=f"{SIGNAL}, SELECT ({_all_but('signals', 'payload')})",
     ),
     "dead_letters": Rights(worker=ADD, dashboard=ADD),
     "unreadable_jobs": Rights(worker=ADD, dashboard="SELECT, DELETE"),

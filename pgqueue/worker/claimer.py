@@ -350,6 +350,8 @@ class Claimer(Loop):
         if payloads:
             self._sleep.notified()
             self._admitter.wake()
+        if "signal" in payloads:
+            self._runtime.signalled()
         if "rewind" in payloads:
             self._cursors.rewind()
         return bool(payloads)

@@ -1,4 +1,4 @@
-"""Looks at what waits for jobs that have just ended, beside the settler.
+"""Looks at what waits for jobs that have just ended, and for signals, beside the settler.
 
 It has a thread and a connection of its own, so that no settle waits for it.
 :mod:`pgqueue.repository.blocked` says why it begins after the commit of a settle.
@@ -7,15 +7,18 @@ It has a thread and a connection of its own, so that no settle waits for it.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 
 from sqlalchemy import Connection
 
 from pgqueue import redaction
 from pgqueue.database.settings import LOOKING
+from pgqueue.errors import JobNotFound
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.blocked import BlockedNodes, Look
+from pgqueue.repository.jobs import Jobs
+from pgqueue.repository.signals import Signals
 from pgqueue.worker.loop import NEVER, Loop
 from pgqueue.worker.rows import RowGuard
 from pgqueue.worker.runtime import WorkerRuntime
@@ -39,6 +42,13 @@ class Looks(Loop):
         self._work_may_be_there = runtime.work_may_be_there
         self._ended: deque[int] = deque()
         self._idle_until = 0.0
+        self._is_signalled = False
+        runtime.signalled.connect(self.signalled)
+
+    def signalled(self, _: bool = False) -> None:
+        """Deliver signals.  Any thread may call it."""
+        self._is_signalled = True
+        self.wake()
 
     def ended(self, node_ids: Iterable[int]) -> None:
         """Look at these nodes, and at what watches them: batches whose jobs have ended, and what a
@@ -48,6 +58,9 @@ class Looks(Loop):
 
     def step(self, connection: Connection) -> float:
         """If the database fails, the sweep finds what is left."""
+        if self._is_signalled:
+            self._is_signalled = False
+            self._looker.deliver(connection, is_over=self.stopping.is_set)
         self._look(connection, is_over=self.stopping.is_set)
         return NEVER
 
@@ -65,7 +78,7 @@ class Looks(Loop):
 
 
 class Looker:
-    """Looks at batches and jobs.
+    """Looks at batches and jobs, and delivers signals.
 
     A batch that cannot be ended stays open, a job that cannot be released stays blocked, and
     neither stops any other.
@@ -139,6 +152,30 @@ class Looker:
                 if done is not None:
                     yield done
 
+    def deliver(
+        self,
+        connection: Connection,
+        *,
+        is_over: Callable[[], bool] = lambda: False,
+        begin: Begin | None = None,
+    ) -> int:
+        """Wake the jobs that sleep for signals; returns how many.
+
+        Each in a transaction of its own.  Its signals are looked at again until it is awake.
+        """
+        begin = begin or connection.begin
+        woken, after, is_full = 0, 0, True
+        while is_full and not is_over():
+            with begin():
+                page = Signals(connection).deliver(after)
+            after, is_full = page.last_id or after, page.is_full
+            for job_id in page.asleep:
+                if not self._guard.rests(job_id):
+                    words = f"job {job_id} cannot be woken by its signal"
+                    with self._guard.row(job_id, words), begin(), suppress(JobNotFound):
+                        woken += bool(Jobs(connection).run_now(job_id, notify=self._notify))
+        return woken
+
     def sweep(
         self,
         connection: Connection,
@@ -146,8 +183,8 @@ class Looker:
         is_over: Callable[[], bool] = lambda: False,
         begin: Begin | None = None,
     ) -> int:
-        """Look at all that watches what has ended, whoever has ended it."""
-        done, swept_to = 0, None
+        """Look at all that watches what has ended, whoever has ended it, and deliver signals."""
+        done, swept_to = self.deliver(connection, is_over=is_over, begin=begin), None
         while True:
             with (begin or connection.begin)():
                 over, swept_to = BlockedNodes(connection).swept(swept_to)

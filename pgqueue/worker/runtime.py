@@ -59,6 +59,8 @@ class WorkerRuntime:
         self.clock = ServerClock()
         self.work_may_be_there = WakeUp()
         """Wakes the claimer."""
+        self.signalled = WakeUp()
+        """Wakes the looks: signals are to be delivered."""
         callbacks = [*queue.attempt_callbacks]
         if config.log_jobs is not None:
             callbacks.append(job_log(LogJobs(config.log_jobs)))

@@ -89,6 +89,8 @@ class ReadNotices(Duty):
         self._swept_to = notices.swept_to
         if self._looks is not None and notices.over:
             self._looks.ended(notices.over)
+        if notices.has_signals:
+            self._runtime.signalled()
         if notices.has_due_count:
             self._janitor.count_batches()
         if notices.has_past_deadline:

@@ -23,6 +23,7 @@ from pgqueue.repository.operator_actions import OperatorActions
 from pgqueue.repository.prune import Pruning
 from pgqueue.repository.queue_minutes import QueueMinutes
 from pgqueue.repository.references import Reference
+from pgqueue.repository.signals import Signals
 from pgqueue.repository.task_minutes import TaskMinutes
 from pgqueue.repository.transactions import PLAN_BY_KEY
 from pgqueue.rules.retention import Retention
@@ -109,6 +110,7 @@ TABLES: Mapping[str, Callable[[Connection], bool | None]] = {
     "error_groups": lambda connection: ErrorGroups(connection).prune(),
     "deploys": lambda connection: ErrorGroups(connection).prune_deploys(),
     "operator_actions": lambda connection: OperatorActions(connection).prune(),
+    "signals": lambda connection: Signals(connection).prune(),
     "task_minutes": lambda connection: TaskMinutes(connection).prune(),
     "queue_minutes": lambda connection: QueueMinutes(connection).prune(),
 }
