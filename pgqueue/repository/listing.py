@@ -37,6 +37,7 @@ from pgqueue.repository.tables import (
     dependencies,
     is_key_across_queues,
     job_attempts,
+    job_steps,
     jobs,
     leases,
     message_queue,
@@ -222,6 +223,22 @@ def watch_of_job() -> sa.Executable:
 
 
 @cache
+def signal_of_job() -> sa.Executable:
+    """The signal for which a job waits, and until when.
+
+    Reads no result: not every role may.
+    """
+    columns = (job_steps.c.signal, job_steps.c.key, moment(job_steps.c.finished_at))
+    return (
+        sa.select(*columns)
+        .where(job_steps.c.job_id == JOB, job_steps.c.signal.is_not(None))
+        .where(job_steps.c.finished_at > clock())
+        .order_by(job_steps.c.started_at.desc())
+        .limit(sa.literal_column("1"))
+    )
+
+
+@cache
 def arguments_of_jobs() -> sa.Executable:
     return sa.select(jobs.c.id, jobs.c.args).where(jobs.c.id == JOBS)
 
@@ -394,6 +411,14 @@ class BatchOfJob(NamedTuple):
     """The job that the end of the batch has enqueued."""
 
 
+class AwaitedSignal(NamedTuple):
+    """The signal for which a job waits."""
+
+    name: str
+    key: str
+    until: datetime
+
+
 class Watch(NamedTuple):
     """What a blocked job waits for."""
 
@@ -418,6 +443,7 @@ class JobDetails:
     limits: Sequence[LimitUse] = ()
     batches: Sequence[BatchOfJob] = ()
     waits_for: Watch | None = None
+    signal: AwaitedSignal | None = None
 
     @property
     def is_due(self) -> bool:
@@ -496,6 +522,7 @@ class Listing:
         past = self._executor.execute(attempts_of_job(hidden), one)
         batches = self._executor.execute(batches_of_job(), one)
         watch = self._executor.execute(watch_of_job(), one).first()
+        signal = self._executor.execute(signal_of_job(), one).first()
         wait = Waits(self._executor).of(
             columns,
             is_due=columns["run_at"] <= read_at,
@@ -511,6 +538,7 @@ class Listing:
             limits=self._limits(columns["limit_keys"]),
             batches=[BatchOfJob(*batch) for batch in batches],
             waits_for=None if watch is None else Watch(*watch),
+            signal=None if signal is None else AwaitedSignal(*signal),
         )
 
     def _limits(self, limit_keys: str | None) -> list[LimitUse]:

@@ -19,7 +19,7 @@ from chaos.interleavings.logical_workers import (
     execute,
     workers_at,
 )
-from pgqueue import Job, Limit, PgQueue
+from pgqueue import Job, JobContext, Limit, PgQueue, Worker
 from pgqueue.outcomes import (
     AttemptEnd,
     Cancelled,
@@ -259,6 +259,18 @@ def its_batch_is_open(engine: Engine, worker: LogicalWorker) -> int:
         with queue.batch(session, on_failure=told):
             pass
         return session.scalars(select(Job.id).where(Job.task == "tests.told")).one()
+
+
+@case(rf"waits for the signal paid 7 until {TIME}")
+def it_waits_for_a_signal(engine: Engine, worker: LogicalWorker) -> int:
+    queue = PgQueue(engine)
+
+    def ship(ctx: JobContext) -> None:
+        ctx.wait_for("paid", 7, timeout=HOUR)
+
+    job_id = queue.task(name="tests.ship")(ship).delay().id
+    assert Worker(queue, concurrency=1).run_until_empty() == {"snoozed": 1}
+    return job_id
 
 
 @case(r"its limit bank \[7\] is paused", r"resume --limit bank --key '\[7\]'")
