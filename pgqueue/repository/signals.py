@@ -7,9 +7,11 @@ A signal is a row that an application inserts; it is not used up.  A job *waits*
     wait    commits the wait, then reads the signals, and sleeps if there is none
 
 So of both, the second finds the first, however long their transactions are open.  A job that is
-about to sleep has a lease: its signal is looked at again until the job sleeps, and is awake.
+about to sleep has a lease: its signal is read again until the job sleeps, and is woken.  A job is
+woken once by a signal, whether it still waits or not.
 """
 
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,9 +20,10 @@ import sqlalchemy as sa
 
 from pgqueue.repository.tables import (
     Executor,
+    array_of,
+    array_parameter,
     blocked,
     clock,
-    count_rows,
     job_steps,
     jobs,
     json_parameter,
@@ -34,7 +37,7 @@ from pgqueue.repository.tables import (
 
 KEPT = timedelta(days=30)
 PAGE = 100
-"""The signals that one statement delivers."""
+"""The signals that one statement reads."""
 PRUNED = 1000
 
 NEW = sa.not_(signals.c.delivered)
@@ -63,49 +66,41 @@ def signal_for() -> sa.Executable:
 
 
 @cache
-def deliver() -> sa.Executable:
-    """The jobs that sleep for one of the next signals; and mark those signals as delivered for
-    which no job sleeps, or is about to.
-
-    Returns the last id of the page, how many signals it has, and the jobs.
-    """
+def sleepers() -> sa.Executable:
+    """The next signals that are not delivered, each with the jobs that sleep for it or are about
+    to; NULL for a signal without one."""
     page = (
         sa.select(*(signals.c[name] for name in ("id", "name", "key", "created_at")))
         .where(NEW, signals.c.id > sa.bindparam("after", type_=sa.BigInteger))
+        .where(sees_all(job_steps, jobs, leases, blocked))
         .order_by(signals.c.id)
         .limit(sa.literal_column(str(PAGE)))
-        .with_for_update(skip_locked=True)
         .cte("page")
     )
     has_lease = sa.exists().where(leases.c.target_id == jobs.c.id)
     is_blocked = sa.exists().where(blocked.c.node_id == jobs.c.id)
     sleeper = (
-        sa.select(page.c.id.label("signal_id"), jobs.c.id.label("job_id"), has_lease.label("runs"))
-        .join_from(
-            page,
-            job_steps,
-            sa.and_(job_steps.c.signal == page.c.name, job_steps.c.key == page.c.key),
-        )
-        .join(jobs, jobs.c.id == job_steps.c.job_id)
+        sa.select(jobs.c.id, has_lease.label("runs"))
+        .join_from(job_steps, jobs, jobs.c.id == job_steps.c.job_id)
+        .where(job_steps.c.signal == page.c.name, job_steps.c.key == page.c.key)
         .where(job_steps.c.signal.is_not(None), job_steps.c.result.is_(None))
         .where(jobs.c.outcome.is_(None), _may_receive(page))
         # A job that is due, or is blocked until others end, runs anyway, and looks itself.
         .where(sa.or_(has_lease, sa.and_(jobs.c.run_at > clock(), ~is_blocked)))
-        .cte("sleeper")
-        .prefix_with("MATERIALIZED")
+        .correlate(page)
+        .lateral("sleeper")
     )
-    is_awaited = sa.exists().where(sleeper.c.signal_id == page.c.id)
-    delivered = (
-        sa.update(signals)
-        .where(signals.c.id == page.c.id, ~is_awaited)
-        .where(sees_all(job_steps, jobs, leases, blocked))
-        .values(delivered=sa.true())
-        .cte("delivered")
+    return (
+        sa.select(page.c.id, sleeper.c.id, sleeper.c.runs)
+        .select_from(page.outerjoin(sleeper, sa.true()))
+        .order_by(page.c.id)
     )
-    asleep = sa.select(sleeper.c.job_id).where(sa.not_(sleeper.c.runs)).distinct()
-    return sa.select(
-        pg.max(page.c.id), count_rows(), sa.func.array(asleep.scalar_subquery())
-    ).add_cte(delivered)
+
+
+@cache
+def mark_delivered() -> sa.Executable:
+    ids = sa.any_(array_parameter("ids", sa.BigInteger))
+    return sa.update(signals).where(signals.c.id == ids).values(delivered=sa.true())
 
 
 @cache
@@ -134,14 +129,14 @@ def _may_receive(signal: sa.FromClause) -> sa.ColumnElement[bool]:
     return sa.and_(signal.c.created_at >= jobs.c.created_at, ~received.correlate_except(other))
 
 
-class Delivery(NamedTuple):
-    """What a page of signals has found."""
+class Sleeper(NamedTuple):
+    """A job that sleeps for a signal, or is about to."""
 
-    last_id: int | None
-    is_full: bool
-    """Whether there may be more signals."""
-    asleep: list[int]
-    """The jobs that sleep for one of them."""
+    signal_id: int
+    job_id: int | None
+    """None: no job sleeps for this signal."""
+    runs: bool | None
+    """Whether it has a lease: it may have looked for the signal, and be about to sleep."""
 
 
 class Signals:
@@ -155,10 +150,13 @@ class Signals:
         row = {"of_name": name, "of_key": key, "of_payload": payload}
         return int(self._executor.execute(add_signal(notify=notify), row).scalar_one())
 
-    def deliver(self, after: int) -> Delivery:
-        """Read the next signals after an id, and the jobs that sleep for them."""
-        last_id, count, asleep = self._executor.execute(deliver(), {"after": after}).one()
-        return Delivery(last_id, count == PAGE, asleep)
+    def sleepers(self, after: int) -> list[Sleeper]:
+        """The next signals after an id, and the jobs that sleep for them; empty at the end."""
+        return [Sleeper(*row) for row in self._executor.execute(sleepers(), {"after": after})]
+
+    def mark_delivered(self, signal_ids: Iterable[int]) -> None:
+        """Note that no job sleeps for these signals any more."""
+        self._executor.execute(mark_delivered(), {"ids": array_of(map(str, signal_ids))})
 
     def prune(self) -> bool:
         """Delete some signals whose time is over; returns whether there may be more."""

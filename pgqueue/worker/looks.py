@@ -159,22 +159,38 @@ class Looker:
         is_over: Callable[[], bool] = lambda: False,
         begin: Begin | None = None,
     ) -> int:
-        """Wake the jobs that sleep for signals; returns how many.
+        """Wake the jobs that sleep for signals, each in a transaction of its own; returns how many.
 
-        Each in a transaction of its own.  Its signals are looked at again until it is awake.
+        A signal is delivered when each of them is woken.
         """
         begin = begin or connection.begin
-        woken, after, is_full = 0, 0, True
-        while is_full and not is_over():
+        signals, woken, after = Signals(connection), 0, 0
+        while not is_over():
             with begin():
-                page = Signals(connection).deliver(after)
-            after, is_full = page.last_id or after, page.is_full
-            for job_id in page.asleep:
-                if not self._guard.rests(job_id):
-                    words = f"job {job_id} cannot be woken by its signal"
-                    with self._guard.row(job_id, words), begin(), suppress(JobNotFound):
-                        woken += bool(Jobs(connection).run_now(job_id, notify=self._notify))
+                page = signals.sleepers(after)
+            if not page:
+                break
+            awaited = set()
+            for signal_id, job_id, runs in page:
+                if job_id is None:
+                    continue
+                if not runs and self._wake(connection, job_id, begin):
+                    woken += 1
+                else:
+                    awaited.add(signal_id)
+            after = page[-1].signal_id
+            with begin():
+                signals.mark_delivered({each.signal_id for each in page} - awaited)
         return woken
+
+    def _wake(self, connection: Connection, job_id: int, begin: Begin) -> bool:
+        """Make a job due that sleeps; false if it does not any more, or cannot be changed."""
+        is_awake = False
+        if not self._guard.rests(job_id):
+            words = f"job {job_id} cannot be woken by its signal"
+            with self._guard.row(job_id, words), begin(), suppress(JobNotFound):
+                is_awake = bool(Jobs(connection).run_now(job_id, notify=self._notify))
+        return is_awake
 
     def sweep(
         self,
@@ -183,7 +199,7 @@ class Looker:
         is_over: Callable[[], bool] = lambda: False,
         begin: Begin | None = None,
     ) -> int:
-        """Look at all that watches what has ended, whoever has ended it, and deliver signals."""
+        """Look at all nodes whose watch is over, and deliver signals."""
         done, swept_to = self.deliver(connection, is_over=is_over, begin=begin), None
         while True:
             with (begin or connection.begin)():

@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, select
 from sqlalchemy.orm import Session
-from worker_rig import running
+from worker_rig import endings, running
 
 from chaos.workers import wait_until
-from pgqueue import ArgumentsError, JobContext, PayloadError, PgQueue, SignalTimeout, Worker
+from pgqueue import (
+    ArgumentsError,
+    JobContext,
+    PayloadError,
+    PgQueue,
+    Retry,
+    SignalTimeout,
+    Snooze,
+    Worker,
+)
 from pgqueue.tables import Job, JobStep, Signal
 from pgqueue.testing import run_jobs
 from pgqueue.worker.looks import Looker
@@ -26,15 +35,15 @@ class Rig:
         self.received: list[Any] = []
         self.task = self.queue.task(name="ship")(self.ship)
 
-    def ship(self, ctx: JobContext, order: int, days: int = 7) -> None:
-        self.received.append(ctx.wait_for("paid", order, timeout=timedelta(days=days)))
+    def ship(self, ctx: JobContext, order: int) -> None:
+        self.received.append(ctx.wait_for("paid", order, timeout=timedelta(days=7)))
 
     def send(self, key: int, payload: Any = None) -> int:
         with self.queue.session() as session, session.begin():
             return self.queue.signal(session, "paid", key, payload)
 
-    def work(self, **options: Any) -> dict[str, int]:
-        return Worker(self.queue, concurrency=1).run_until_empty(**options)
+    def work(self) -> dict[str, int]:
+        return endings(Worker(self.queue, concurrency=1))
 
     def undelivered(self) -> int:
         with self.queue.session() as session:
@@ -92,12 +101,16 @@ def test_a_wait_ends_by_its_timeout_in_each_later_attempt_too(rig: Rig) -> None:
                 ctx.wait_for("paid", 1, timeout=timedelta(days=1))
             except SignalTimeout:
                 timeouts.append(ctx.attempt)
+        if ctx.attempt == 1:
+            rig.send(1)
+            raise ValueError("planned")
 
-    rig.queue.task(name="in_time")(ship).delay()
+    at_once = Retry.constant(timedelta(0))
+    rig.queue.task(name="in_time", max_attempts=2, retry=at_once)(ship).delay()
 
-    assert rig.work(ahead=timedelta(days=2)) == {"snoozed": 1, "succeeded": 1}
-    rig.send(1)
-    assert timeouts == [1, 1]
+    ends = Worker(rig.queue, concurrency=1).run_until_empty(ahead=timedelta(days=2))
+    assert ends == {"snoozed": 1, "retried": 1, "succeeded": 1}
+    assert timeouts == [1, 1, 2, 2]
     with rig.queue.session() as session:
         assert session.scalars(select(JobStep.result)).all() == [{}]
 
@@ -204,7 +217,27 @@ def _deliver(rig: Rig) -> None:
         Looker(notify=False).deliver(connection)
 
 
-def test_a_worker_that_sleeps_is_woken_by_a_signal(rig: Rig) -> None:
+def test_a_signal_wakes_a_job_once_that_does_not_wait_any_more(rig: Rig) -> None:
+    waits = True
+
+    def ship(ctx: JobContext) -> Snooze | None:
+        if waits:
+            ctx.wait_for("paid", 1)
+        return Snooze(timedelta(hours=1))
+
+    rig.queue.task(name="moved_on")(ship).delay()
+    assert rig.work() == {"snoozed": 1}
+    waits = False
+    rig.send(1)
+
+    assert rig.work() == {"snoozed": 1}
+    assert (rig.undelivered(), rig.work()) == (0, {})
+
+
+@pytest.mark.parametrize("notifies", [True, False])
+def test_a_worker_that_sleeps_is_woken_by_a_signal(rig: Rig, notifies: bool) -> None:
+    """Without notifications, by the upkeep of the worker."""
+    rig.queue.notify = notifies
     worker = Worker(rig.queue, concurrency=1, poll_interval=timedelta(seconds=60))
     job_id = rig.task.delay(1).id
     with running(worker):
@@ -227,12 +260,11 @@ def _status(rig: Rig, job_id: int, *, snoozes: int) -> bool:
         ("paid", 1.5, None, ArgumentsError),
         ("paid", True, None, ArgumentsError),
         ("paid", "x" * 201, None, ArgumentsError),
-        ("paid", 1, {1}, PayloadError),
+        ("paid", 1, object(), PayloadError),
     ],
 )
 def test_a_signal_that_cannot_be_is_refused(
     rig: Rig, session: Session, name: str, key: Any, payload: Any, error: type[Exception]
 ) -> None:
-    payload = object() if payload == {1} else payload
     with pytest.raises(error):
         rig.queue.signal(session, name, key, payload)

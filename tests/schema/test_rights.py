@@ -38,6 +38,7 @@ from pgqueue.repository.failures import FailedGroups
 from pgqueue.repository.operator_actions import OperatorActions
 from pgqueue.repository.prune import Pruning
 from pgqueue.repository.queue_minutes import QueueMinutes
+from pgqueue.repository.signals import Signals
 from pgqueue.repository.tables import array_of
 from pgqueue.repository.task_minutes import TaskMinutes
 from pgqueue.repository.workers import Workers
@@ -314,6 +315,13 @@ def counts_and_prunes(session: Session, place: Place) -> None:
     ErrorGroups(session).prune()
     ErrorGroups(session).prune_deploys()
     OperatorActions(session).prune()
+    Signals(session).sleepers(0)
+    Signals(session).mark_delivered([1])
+    Signals(session).prune()
+
+
+def sends_a_signal(session: Session, place: Place) -> None:
+    queue.signal(session, "paid", 7, {"by": "card"})
 
 
 ALL, NOBODY = {"worker", "enqueue", "dashboard"}, set[str]()
@@ -322,6 +330,10 @@ WORKER, ENQUEUE, DASHBOARD = {"worker"}, {"enqueue"}, {"dashboard"}
 WHO_MAY: list[tuple[set[str], str | Act]] = [
     (WORKER | ENQUEUE, enqueues_by_every_door),
     (WORKER | ENQUEUE, writes_batches_and_schedules),
+    (WORKER | ENQUEUE, sends_a_signal),
+    (WORKER, "SELECT payload FROM pgqueue.signals"),
+    (WORKER | DASHBOARD, "SELECT name, key FROM pgqueue.signals"),
+    (NOBODY, "UPDATE pgqueue.signals SET payload = NULL WHERE false"),
     (ENQUEUE, removes_a_schedule),
     (ALL, pauses_a_schedule),
     (DASHBOARD, pauses_queues_and_tasks),
