@@ -279,7 +279,11 @@ class Workers:
 def is_stopped(pid: int) -> bool:
     threads = Path(f"/proc/{pid}/task")
     if threads.is_dir():
-        states = [file.read_text().rpartition(")")[2].split()[0] for file in threads.glob("*/stat")]
+        try:
+            stats = [file.read_text() for file in threads.glob("*/stat")]
+        except (ProcessLookupError, FileNotFoundError):  # a thread has just ended
+            return False
+        states = [stat.rpartition(")")[2].split()[0] for stat in stats]
     else:  # not Linux: the process as a whole
         command = ["ps", "-o", "state=", "-p", str(pid)]
         states = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
