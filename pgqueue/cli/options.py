@@ -76,6 +76,14 @@ def as_arguments(
     return found
 
 
+def as_json_value(value: str) -> Any:
+    """Parameter type: what JSON can express."""
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"this is not JSON: {error}") from error
+
+
 def as_job_id(value: str, of: str = "job") -> int:
     """Parameter type: the id of a job that may or may not exist."""
     if not value.isdecimal() or not 0 < int(value) < 2**63:

@@ -28,6 +28,7 @@ from pgqueue.cli.options import (
     as_arguments,
     as_fingerprint,
     as_job_id,
+    as_json_value,
     as_span,
     as_time,
     as_worker_id,
@@ -304,6 +305,25 @@ def mute(given: CliState, error: int, task: str, hours: int, reason: str, as_jso
         click.echo(f"task {harmless(task)} has not failed with this error", err=True)
     if not is_known:
         click.get_current_context().exit(1)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("key", default="")
+@click.argument("payload", metavar="[JSON]", default="null", type=as_json_value)
+@reason_option
+@on_database_with_json
+def signal(given: CliState, name: str, key: str, payload: Any, reason: str, as_json: bool) -> None:
+    """Send a signal, for which jobs wait; `pgqueue jobs ID` says for which one a job waits.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue signal paid 4711 '{"by": "card"}'
+    """
+    signal_id = operator_of(given.database(), reason).signal(name, key, payload)
+    if as_json:
+        print_json({"signal": signal_id, "name": name, "key": key})
+    else:
+        click.echo(f"sent as signal {signal_id}")
 
 
 @click.command("try")

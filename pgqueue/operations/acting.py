@@ -373,6 +373,14 @@ class Operator:
                 self._note(session, "quiet", {"worker": str(worker_id)})
         return is_quiet
 
+    def signal(self, name: str, key: str | int | UUID = "", payload: Any = None) -> int:
+        """Send a signal, as :meth:`PgQueue.signal` does.  The log has its name and key, and not
+        its payload."""
+        with self._begin() as session:
+            signal_id = self.queue.signal(session, name, key, payload)
+            self._note(session, "signal", {"signal": f"{name} {key}".strip()})
+        return signal_id
+
     def mute_error(self, error: str | int, task: str, *, hours: int) -> bool:
         """Leave an error out of the lists of problems for some hours.
 
@@ -527,5 +535,6 @@ class AsyncOperator:
     trigger_schedule = _in_thread(Operator.trigger_schedule)
     remove_schedule = _in_thread(Operator.remove_schedule)
     quiet = _in_thread(Operator.quiet)
+    signal = _in_thread(Operator.signal)
     mute_error = _in_thread(Operator.mute_error)
     try_one = _in_thread(Operator.try_one)

@@ -33,6 +33,7 @@ class Target(StrEnum):
     SCHEDULE = "schedule"
     WORKER = "worker"
     ERROR = "error"
+    SIGNAL = "signal"
     ACTION = "action"
 
 
@@ -375,6 +376,13 @@ _ON_OTHERS = (
         target=Target.WORKER,
         right="workers",
         help="Make a worker claim no more jobs.",
+    ),
+    Action(
+        name="signal",
+        command="signal",
+        target=Target.SIGNAL,
+        right="signals",
+        help="Send a signal, for which jobs wait.",
     ),
     Action(
         name="mute_error",

@@ -122,7 +122,8 @@ def _not_due(job: JobDetails) -> Reason:
     row, last = job.columns, job.past_attempts[-1] if job.past_attempts else None
     if job.signal is not None:
         signal = f"{job.signal.name} {job.signal.key}".strip()
-        return Reason((f"waits for the signal {signal} until ", job.signal.until))
+        words = (f"waits for the signal {signal} until ", job.signal.until)
+        return Reason(words, f"pgqueue signal {quote(job.signal.name)} {quote(job.signal.key)}")
     at = (row["run_at"], ", in ", row["run_at"] - job.read_at)
     run_now = f"pgqueue run-now {row['id']}"
     if last is not None and row["attempts"]:

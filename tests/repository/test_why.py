@@ -261,7 +261,7 @@ def its_batch_is_open(engine: Engine, worker: LogicalWorker) -> int:
         return session.scalars(select(Job.id).where(Job.task == "tests.told")).one()
 
 
-@case(rf"waits for the signal paid 7 until {TIME}")
+@case(rf"waits for the signal paid 7 until {TIME}", "signal paid 7")
 def it_waits_for_a_signal(engine: Engine, worker: LogicalWorker) -> int:
     queue = PgQueue(engine)
 
