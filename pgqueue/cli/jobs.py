@@ -22,7 +22,7 @@ from pgqueue.cli.options import (
 from pgqueue.rules.limits import has_own_capacity, rate_in_words
 from pgqueue.tasks.showing import masked, without_values
 from pgqueue.terminal import harmless, print_json
-from pgqueue.views.jobs import JobDetails, LimitUse, PastAttempt
+from pgqueue.views.jobs import MOST_STEPS, JobDetails, LimitUse, PastAttempt
 from pgqueue.views.why import why
 from pgqueue.views.words import Reason, in_words, span
 
@@ -98,6 +98,7 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
             "is_task_paused": job.wait.task_paused_at is not None,
             "is_queue_served": job.wait.workers > 0,
             "batches": [batch.id for batch in job.batches],
+            "steps": job.steps,
         }
         print_json({**job.columns, **more, "failed_attempts": job.past_attempts})
         return
@@ -169,6 +170,7 @@ def _lines(job: JobDetails, reasons: Sequence[Reason]) -> Iterator[str]:
         first, *others = value.split("\n")
         yield f"  {name:<14}{first}"
         yield from (f"  {'':<14}{line}" for line in others)
+    yield from _steps(job)
     attempt_with: dict[str, int] = {}
     for attempt in job.past_attempts:
         began = "" if attempt.started_at is None else f"{local(attempt.started_at)} to "
@@ -183,6 +185,18 @@ def _lines(job: JobDetails, reasons: Sequence[Reason]) -> Iterator[str]:
         if attempt.traceback and first_attempt != attempt.attempt:
             words = f"{error}\n(with the traceback of attempt {first_attempt})"
         yield from (f"  {line}" for line in words.rstrip().split("\n"))
+
+
+def _steps(job: JobDetails) -> Iterator[str]:
+    if job.steps:
+        yield ""
+    for step in job.steps[::-1]:
+        end = "" if step.finished_at is None else f" to {local(step.finished_at)}"
+        result = "" if step.result is None else f"  {_json(step.result)}"
+        began = f"{local(step.started_at)}{end}"
+        yield f"Step {step.name}  {step.kind} of attempt {step.attempt}  {began}{result}"
+    if len(job.steps) == MOST_STEPS:
+        yield "Older steps are not shown."
 
 
 def _use(limit: LimitUse) -> str:

@@ -31,12 +31,15 @@ from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import storable_result
 from pgqueue.handler.pages import Page, Pages
 from pgqueue.handler.transaction import AttemptTransaction, call_listener, is_conflict
+from pgqueue.models import StepKind
 from pgqueue.outcomes import Cancel, Suspended
-from pgqueue.repository.steps import Awaited, JobSteps, Recorded, StepKind
+from pgqueue.repository.steps import Awaited, JobSteps, Recorded
 from pgqueue.tasks.injection import Injected, Injection, injection_of
 
 NOTHING_INJECTED = Injection((), {}, is_async=False)
 T = TypeVar("T")
+
+LONGEST = LONGEST_DELAY.total_seconds()
 
 MOST_TRIES = 5
 """How often a transaction that only records a step begins, if it meets a conflict."""
@@ -174,12 +177,12 @@ class AttemptSteps:
     def _wait(
         self, signal: str, key: Any, timeout: timedelta | None, name: str | None, *, is_async: bool
     ) -> Any:
-        timeout = LONGEST_DELAY if timeout is None else timeout
-        self._check_span("ctx.wait_for", timeout)
+        if timeout is not None:
+            self._check_span("ctx.wait_for", timeout)
         awaited = Awaited(*checked_signal(f"{self._where}: ctx.wait_for", signal, key))
         name = f"wait for {signal} {awaited.key}".strip() if name is None else name
 
-        def record(result: Any, lasts: float = 0.0) -> None:
+        def record(result: Any, lasts: float | None = 0.0) -> None:
             self._record(
                 lambda rows: rows.record(name, StepKind.WAIT, result, lasts=lasts, awaited=awaited)
             )
@@ -187,8 +190,8 @@ class AttemptSteps:
         with self._step(name, StepKind.WAIT, is_async=is_async) as known:
             received = None if known is None else known.result
             if received is None:
-                left = self._left(known, timeout)
-                record(None, left)
+                left = LONGEST if timeout is None else self._left(known, timeout)
+                record(None, None if timeout is None else left)
                 # A signal that is committed from now on finds the wait: it wakes the job.
                 received = self._read(lambda rows: rows.received(awaited))
                 if received is None and left > 0:
@@ -211,7 +214,7 @@ class AttemptSteps:
 
     def _left(self, known: Recorded | None, span: timedelta) -> float:
         """Seconds until a step ends that lasts for a span from its first time."""
-        if known is None:
+        if known is None or known.is_unfinished:
             return span.total_seconds()
         return max(known.seconds_left - (time.monotonic() - self._read_at), 0.0)
 

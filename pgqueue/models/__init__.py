@@ -13,7 +13,7 @@ from pgqueue.models.deploy import Deploy
 from pgqueue.models.error_group import ErrorGroup
 from pgqueue.models.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE, Job
 from pgqueue.models.job_attempt import JobAttempt
-from pgqueue.models.job_step import JobStep
+from pgqueue.models.job_step import JobStep, StepKind
 from pgqueue.models.lease import Lease
 from pgqueue.models.limit_bucket import LimitBucket
 from pgqueue.models.limit_place import LimitPlace
@@ -41,6 +41,7 @@ __all__ = [
     "Lease",
     "JobAttempt",
     "JobStep",
+    "StepKind",
     "DeadLetter",
     "UnreadableJob",
     "WorkerProcess",

@@ -1,6 +1,7 @@
 """What handlers have recorded of their steps."""
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import BigInteger, CheckConstraint, Index, SmallInteger, text
@@ -8,6 +9,19 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from pgqueue.models.base import Base, times_in_range
+
+
+class StepKind(StrEnum):
+    """What a record is of."""
+
+    STEP = "step"
+    """A call of a function."""
+    SLEEP = "sleep"
+    """A sleep; it is over at ``finished_at``."""
+    EACH = "each"
+    """The rows of a query; its result is the key of the last row that is done."""
+    WAIT = "wait"
+    """A wait for a signal; without a result until it has received one, or its time is over."""
 
 
 class JobStep(Base):
@@ -18,7 +32,7 @@ class JobStep(Base):
 
     __tablename__ = "job_steps"
     __table_args__ = (
-        CheckConstraint("kind IN ('step', 'sleep', 'each', 'wait')", name="job_steps_kind"),
+        CheckConstraint(f"kind IN {tuple(map(str, StepKind))}", name="job_steps_kind"),
         CheckConstraint(times_in_range("started_at", "finished_at"), name="job_steps_times"),
         Index(
             "job_steps_signal",
@@ -31,13 +45,14 @@ class JobStep(Base):
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     name: Mapped[str] = mapped_column(primary_key=True)
     kind: Mapped[str]
-    """Whether it is a step, a sleep, goes through the rows of a query, or waits for a signal."""
+    """A :class:`StepKind`."""
     result: Mapped[Any] = mapped_column(JSONB(none_as_null=True), nullable=True)
     attempt: Mapped[int] = mapped_column(SmallInteger)
     """The attempt that has written it."""
     started_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
-    """In the future while the job sleeps or waits; NULL before the last row of a query."""
+    """In the future while the job sleeps or waits; NULL before the last row of a query, and while
+    a wait has no timeout."""
     signal: Mapped[str | None]
     """The name of the signal for which the job waits."""
     key: Mapped[str | None]

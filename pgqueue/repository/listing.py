@@ -17,7 +17,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from pgqueue.models import DEAD, SCHEMA, STATES, Job, JobStatus
+from pgqueue.models import DEAD, SCHEMA, STATES, Job, JobStatus, StepKind
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.limits import Limits
@@ -54,6 +54,7 @@ JOB = sa.bindparam("job_id", type_=sa.BigInteger)
 JOBS = sa.any_(array_parameter("ids", sa.BigInteger))
 MOST_HOLDERS = 5
 MOST_BATCHES = 20
+MOST_STEPS = 100
 
 MESSAGE_KEYS = {
     message_queue: (*POSITION, "id", "target_id"),
@@ -151,14 +152,14 @@ NOT_YOURS = "(not readable by this role)"
 
 @cache
 def hidden_columns() -> sa.Executable:
-    """The columns of a job and its attempts that this role may not read, as ``table.column``."""
+    """What this role may not read of a job, its attempts and its steps, as ``table.column``."""
     return sa.text(
         f"""
         SELECT pg_catalog.concat(relname, '.', attname)
         FROM pg_catalog.pg_attribute
         JOIN pg_catalog.pg_class ON pg_class.oid = attrelid
         WHERE relnamespace = pg_catalog.to_regnamespace('"{SCHEMA}"')::oid
-          AND relname IN ('jobs', 'job_attempts')
+          AND relname IN ('jobs', 'job_attempts', 'job_steps')
           AND attnum > 0 AND NOT attisdropped
           AND NOT pg_catalog.has_column_privilege(attrelid, attnum, 'SELECT')
         """  # noqa: S608  # the schema name is checked where it is read
@@ -222,19 +223,22 @@ def watch_of_job() -> sa.Executable:
     return sa.select(blocked.c.waits_for, edges).where(blocked.c.node_id == JOB)
 
 
-@cache
-def signal_of_job() -> sa.Executable:
-    """The signal for which a job waits, and until when.
-
-    Reads no result: not every role may.
-    """
-    columns = (job_steps.c.signal, job_steps.c.key, moment(job_steps.c.finished_at))
+def steps_of_job(hidden: frozenset[str]) -> sa.Executable:
+    """The recorded steps of a job: those that are not finished, then the others, newest first."""
     return (
-        sa.select(*columns)
-        .where(job_steps.c.job_id == JOB, job_steps.c.signal.is_not(None))
-        .where(job_steps.c.finished_at > clock())
-        .order_by(job_steps.c.started_at.desc())
-        .limit(sa.literal_column("1"))
+        sa.select(
+            job_steps.c.name,
+            job_steps.c.kind,
+            job_steps.c.attempt,
+            moment(job_steps.c.started_at),
+            moment(job_steps.c.finished_at),
+            job_steps.c.signal,
+            job_steps.c.key,
+            _if_shown(job_steps.c.result, hidden),
+        )
+        .where(job_steps.c.job_id == JOB)
+        .order_by(job_steps.c.finished_at.desc().nulls_first(), job_steps.c.name)
+        .limit(sa.literal_column(str(MOST_STEPS)))
     )
 
 
@@ -411,12 +415,25 @@ class BatchOfJob(NamedTuple):
     """The job that the end of the batch has enqueued."""
 
 
-class AwaitedSignal(NamedTuple):
-    """The signal for which a job waits."""
+class StepOfJob(NamedTuple):
+    """What is on record of a step of a handler."""
 
     name: str
-    key: str
-    until: datetime
+    kind: StepKind
+    attempt: int
+    """The attempt that has written it."""
+    started_at: datetime
+    finished_at: datetime | None
+    """In the future while the job sleeps or waits; None if nothing says when it ends."""
+    signal: str | None
+    """The signal for which it waits."""
+    key: str | None
+    """The key of this signal."""
+    result: Any
+
+    def is_open(self, at: datetime) -> bool:
+        """Whether it has not ended at a time."""
+        return self.finished_at is None or self.finished_at > at
 
 
 class Watch(NamedTuple):
@@ -443,11 +460,20 @@ class JobDetails:
     limits: Sequence[LimitUse] = ()
     batches: Sequence[BatchOfJob] = ()
     waits_for: Watch | None = None
-    signal: AwaitedSignal | None = None
+    steps: Sequence[StepOfJob] = ()
+    """Those that are open, then the others, the newest first; at most MOST_STEPS."""
 
     @property
     def is_due(self) -> bool:
         return bool(self.columns["run_at"] <= self.read_at)
+
+    @property
+    def open_step(self) -> StepOfJob | None:
+        """The step in which the job sleeps or waits."""
+        for step in self.steps:
+            if step.kind in (StepKind.SLEEP, StepKind.WAIT) and step.is_open(self.read_at):
+                return step
+        return None
 
 
 class Listing:
@@ -522,7 +548,7 @@ class Listing:
         past = self._executor.execute(attempts_of_job(hidden), one)
         batches = self._executor.execute(batches_of_job(), one)
         watch = self._executor.execute(watch_of_job(), one).first()
-        signal = self._executor.execute(signal_of_job(), one).first()
+        steps = self._executor.execute(steps_of_job(hidden), one)
         wait = Waits(self._executor).of(
             columns,
             is_due=columns["run_at"] <= read_at,
@@ -538,7 +564,7 @@ class Listing:
             limits=self._limits(columns["limit_keys"]),
             batches=[BatchOfJob(*batch) for batch in batches],
             waits_for=None if watch is None else Watch(*watch),
-            signal=None if signal is None else AwaitedSignal(*signal),
+            steps=[StepOfJob(name, StepKind(kind), *rest) for name, kind, *rest in steps],
         )
 
     def _limits(self, limit_keys: str | None) -> list[LimitUse]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -10,6 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
+from pgqueue.models import StepKind
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.fate import transaction_name
 from pgqueue.repository.fence import ONE, is_ours
@@ -23,19 +23,6 @@ from pgqueue.repository.tables import (
     leases,
     seconds,
 )
-
-
-class StepKind(StrEnum):
-    """What a record is of."""
-
-    STEP = "step"
-    """A call of a function."""
-    SLEEP = "sleep"
-    """A sleep; it is over at ``finished_at``."""
-    EACH = "each"
-    """The rows of a query; its result is the key of the last row that is done."""
-    WAIT = "wait"
-    """A wait for a signal; without a result until it has received one, or its time is over."""
 
 
 class Awaited(NamedTuple):

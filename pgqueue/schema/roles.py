@@ -76,7 +76,7 @@ RIGHTS = {
     "signals": Rights(
         worker=f"SELECT, {SIGNAL}, UPDATE (delivered), DELETE",
         enqueue=f"{SIGNAL}, SELECT (id)",
-        dashboard=f"SELECT ({_all_but('signals', 'payload')})",
+        dashboard=f"{SIGNAL}, SELECT ({_all_but('signals', 'payload')})",
     ),
     "dead_letters": Rights(worker=ADD, dashboard=ADD),
     "unreadable_jobs": Rights(worker=ADD, dashboard="SELECT, DELETE"),

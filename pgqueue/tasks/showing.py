@@ -14,7 +14,7 @@ from pgqueue.tasks.task import Task
 
 
 def without_values(job: JobDetails) -> JobDetails:
-    """Mask all arguments, the keys that are made from them, and the result.
+    """Mask all arguments, the keys that are made from them, and the results, also of steps.
 
     For a job of an unknown task, which would say which of them are secret.  Errors were masked
     when they were stored, by a worker that had the task.
@@ -25,7 +25,11 @@ def without_values(job: JobDetails) -> JobDetails:
             columns[name] = dict.fromkeys(value, MASK)
         elif value not in (None, NOT_YOURS):
             columns[name] = MASK
-    return without_keys(replace(job, columns=columns))
+    steps = [
+        step if step.result in (None, NOT_YOURS) else step._replace(result=MASK)
+        for step in job.steps
+    ]
+    return without_keys(replace(job, columns=columns, steps=steps))
 
 
 def without_keys(job: JobDetails) -> JobDetails:
@@ -68,7 +72,16 @@ def masked(job: JobDetails, task: Task[..., Any] | None) -> JobDetails:
         )
         for attempt in job.past_attempts
     ]
+    steps = [
+        step._replace(
+            name=redacted(step.name, secrets),
+            key=redacted_data(step.key, secrets=secrets),
+            result=redacted_data(step.result, secrets=secrets),
+        )
+        for step in job.steps
+    ]
     reason = redacted_data(job.wait.unreadable_reason, secrets=secrets)
     wait = job.wait._replace(unreadable_reason=reason)
     limits = [use._replace(key=redacted(use.key, secrets)) for use in job.limits]
-    return replace(job, columns=columns, past_attempts=past, wait=wait, limits=limits)
+    job = replace(job, columns=columns, past_attempts=past, limits=limits)
+    return replace(job, steps=steps, wait=wait)

@@ -5,14 +5,17 @@ from datetime import datetime
 from pgqueue.models import JobStatus
 from pgqueue.repository.job_line import JobLine
 from pgqueue.repository.listing import (
+    MOST_STEPS,
     NOT_YOURS,
     JobDetails,
     LimitUse,
     PastAttempt,
+    StepOfJob,
 )
 from pgqueue.repository.pages import JobPage, PageStart, page_start, text_of_start
 
 __all__ = [
+    "MOST_STEPS",
     "NOT_YOURS",
     "JobDetails",
     "JobLine",
@@ -20,6 +23,7 @@ __all__ = [
     "LimitUse",
     "PageStart",
     "PastAttempt",
+    "StepOfJob",
     "page_start",
     "state_in_words",
     "text_of_start",

@@ -120,10 +120,13 @@ def _hindrances(job: JobDetails, known_tasks: Collection[str]) -> Iterator[Reaso
 
 def _not_due(job: JobDetails) -> Reason:
     row, last = job.columns, job.past_attempts[-1] if job.past_attempts else None
-    if job.signal is not None:
-        signal = f"{job.signal.name} {job.signal.key}".strip()
-        words = (f"waits for the signal {signal} until ", job.signal.until)
-        return Reason(words, f"pgqueue signal {quote(job.signal.name)} {quote(job.signal.key)}")
+    if (step := job.open_step) is not None:
+        until = () if step.finished_at is None else (" until ", step.finished_at)
+        if step.signal is None:
+            return Reason((f"sleeps in its step {step.name!r}", *until))
+        signal = (step.signal, step.key) if step.key else (step.signal,)
+        words = (f"waits for the signal {' '.join(signal)}", *until)
+        return Reason(words, f"pgqueue signal {' '.join(map(quote, signal))}")
     at = (row["run_at"], ", in ", row["run_at"] - job.read_at)
     run_now = f"pgqueue run-now {row['id']}"
     if last is not None and row["attempts"]:

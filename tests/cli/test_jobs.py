@@ -100,6 +100,22 @@ class TestShow:
         assert re.search(r"why +runs on \S+:\d+ \(worker \S+\), attempt 1 of 10 since", plain)
         assert found["running_on"]["attempt"] == 1
 
+    def test_the_steps_of_a_handler_are_told_with_their_results(self, queue: PgQueue) -> None:
+        @queue.task(name="ship")
+        def ship(ctx: JobContext, card: Secret[str]) -> None:
+            ctx.step("charge", lambda: {"paid with": card})
+            ctx.wait_for("packed", 7)
+
+        ship.delay("4012-8888")
+        Worker(queue, concurrency=1).run_until_empty(timeout=60)
+
+        said, found = shown(queue, "1"), document(queue, "1")
+        assert "Step charge  step of attempt 1" in said
+        assert "Step wait for packed 7  wait of attempt 1" in said
+        [waits, charged] = found["steps"]
+        assert charged["result"] == {"paid with": "***"}
+        assert (waits["signal"], waits["key"], waits["finished_at"]) == ("packed", "7", None)
+
     def test_a_waiting_job_has_its_pauses_and_its_limits(self, queue: PgQueue) -> None:
         rate = Limit(60, per=timedelta(hours=1), by="account", name="api")
         queue.task(name="call", limit=rate)(lambda account: None)

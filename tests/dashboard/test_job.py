@@ -43,6 +43,12 @@ def queue(engine: Engine) -> PgQueue:
     def stop() -> None:
         raise Cancel("not wanted")
 
+    @queue.task(name="publish", results="required")
+    def publish(ctx: JobContext) -> str:
+        ctx.step("render", lambda: "rendered-18")
+        approved = ctx.wait_for("approved", 12)
+        return f"approved by {approved['by']}"
+
     @queue.task(name="call", limit=Limit(1, name="bank"))
     def call(ctx: JobContext) -> None:
         ctx.progress(3, 10, MARKUP)
@@ -150,16 +156,19 @@ def test_text_of_a_job_is_no_markup_and_shows_its_control_characters(queue: PgQu
         ("view_arguments", "n-of-the-note"),
         ("view_results", "Traceback (most"),
         ("view_results", "sent"),
+        ("view_results", "rendered-18"),
+        ("signals", "Send the signal approved 12"),
     ],
 )
 def test_what_needs_a_right_is_not_sent_without_it(queue: PgQueue, right: str, words: str) -> None:
     queue.tasks["pay"].delay(CANARY, "n-of-the-note")
     queue.tasks["post"].delay("ada")
+    queue.tasks["publish"].delay()
     run(queue)
 
     def pages(rights: frozenset[str]) -> str:
         visitor = Visitor(queue, rights=rights)
-        return visitor.get("/jobs/1").text + visitor.get("/jobs/2").text
+        return "".join(visitor.get(f"/jobs/{id}").text for id in (1, 2, 3))
 
     assert words in pages(RIGHTS)
     assert words not in pages(RIGHTS - {right})
@@ -316,6 +325,31 @@ def test_a_button_changes_one_job_and_logs_it(queue: PgQueue, engine: Engine) ->
         ("eve", "cancel", {"jobs": [1]}, ""),
     ]
     assert [one.first_ids for one in actions(engine)] == [[1], [1]]
+
+
+def test_a_job_that_waits_for_an_approval_is_approved_on_its_page(
+    queue: PgQueue, engine: Engine
+) -> None:
+    publication = queue.tasks["publish"].delay()
+    run(queue)
+    address, form = f"/jobs/{publication.id}", {"step": "wait for approved 12"}
+    ann = Visitor(queue)
+    page = ann.text(address)
+    assert "Send the signal approved 12" in page
+
+    refused = ann.post(f"{address}/signal", {**form, "payload": "{by: ann}"})
+    other = ann.post(f"{address}/signal", {"step": "wait for paid 12"})
+    assert (refused.status_code, other.status_code) == (400, 409)
+    assert actions(engine) == []
+
+    ann.post(f"{address}/signal", {**form, "payload": '{"by": "ann"}', "reason": "it is true"})
+    run(queue)
+    again = ann.post(f"{address}/signal", form)
+
+    assert "approved by ann" in ann.text(address)
+    assert again.status_code == 409
+    [action] = actions(engine)
+    assert (action.action, action.target) == ("signal", {"signal": "approved 12"})
 
 
 def test_run_now_makes_a_scheduled_job_due(queue: PgQueue, engine: Engine) -> None:

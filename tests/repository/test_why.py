@@ -273,6 +273,30 @@ def it_waits_for_a_signal(engine: Engine, worker: LogicalWorker) -> int:
     return job_id
 
 
+@case(r"waits for the signal approved", "signal approved")
+def it_waits_for_a_signal_without_end(engine: Engine, worker: LogicalWorker) -> int:
+    queue = PgQueue(engine)
+
+    def publish(ctx: JobContext) -> None:
+        ctx.wait_for("approved")
+
+    job_id = queue.task(name="tests.publish")(publish).delay().id
+    assert Worker(queue, concurrency=1).run_until_empty() == {"snoozed": 1}
+    return job_id
+
+
+@case(rf"sleeps in its step 'a week' until {TIME}")
+def it_sleeps(engine: Engine, worker: LogicalWorker) -> int:
+    queue = PgQueue(engine)
+
+    def remind(ctx: JobContext) -> None:
+        ctx.sleep("a week", timedelta(weeks=1))
+
+    job_id = queue.task(name="tests.remind")(remind).delay().id
+    assert Worker(queue, concurrency=1).run_until_empty() == {"snoozed": 1}
+    return job_id
+
+
 @case(r"its limit bank \[7\] is paused", r"resume --limit bank --key '\[7\]'")
 def its_key_is_paused(engine: Engine, worker: LogicalWorker) -> int:
     declare(engine, Limit(2, by="account", name="bank"))

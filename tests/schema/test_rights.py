@@ -330,7 +330,7 @@ WORKER, ENQUEUE, DASHBOARD = {"worker"}, {"enqueue"}, {"dashboard"}
 WHO_MAY: list[tuple[set[str], str | Act]] = [
     (WORKER | ENQUEUE, enqueues_by_every_door),
     (WORKER | ENQUEUE, writes_batches_and_schedules),
-    (WORKER | ENQUEUE, sends_a_signal),
+    (ALL, sends_a_signal),
     (WORKER, "SELECT payload FROM pgqueue.signals"),
     (WORKER | DASHBOARD, "SELECT name, key FROM pgqueue.signals"),
     (NOBODY, "UPDATE pgqueue.signals SET payload = NULL WHERE false"),

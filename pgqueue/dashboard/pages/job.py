@@ -1,5 +1,6 @@
 """One job: why it does not run, what has happened to it, and what can be done with it."""
 
+import json
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from pgqueue.operations.actions import BUTTONS, ON_JOBS, Action
 from pgqueue.redaction import MASK, redacted
 from pgqueue.tasks import Task
 from pgqueue.tasks.showing import masked, secrets_of, without_keys, without_values
-from pgqueue.views.jobs import NOT_YOURS, JobDetails, state_in_words
+from pgqueue.views.jobs import MOST_STEPS, NOT_YOURS, JobDetails, StepOfJob, state_in_words
 from pgqueue.views.trail import (
     follow_up_of,
     schedule_of,
@@ -61,6 +62,15 @@ class Value(NamedTuple):
     is_secret: bool
 
 
+class Step(NamedTuple):
+    """A recorded step of the handler, as the page shows it."""
+
+    record: StepOfJob
+    took: timedelta | None
+    """None: it has not ended."""
+    result: str | None
+
+
 def known(request: Request, job_id: int) -> tuple[JobDetails, Task[..., Any] | None]:
     """A job as it is stored, and its task; None if this application does not have the task.
 
@@ -86,6 +96,7 @@ def shown(request: Request, job: JobDetails, task: Task[..., Any] | None) -> Job
     if not request.may("view_results"):
         columns["result"] = None
         past = [attempt._replace(traceback=None) for attempt in past]
+        job = replace(job, steps=[step._replace(result=None) for step in job.steps])
     return replace(job, columns=columns, past_attempts=past)
 
 
@@ -112,7 +123,9 @@ def job(request: Request, job_id: int) -> Page:
         state=state_in_words(
             found.status, attempts=row["attempts"], run_at=row["run_at"], now=found.read_at
         ),
-        steps=_steps(found),
+        stretches=_stretches(found),
+        steps=[_step(step, found.read_at) for step in found.steps],
+        more_steps=len(found.steps) == MOST_STEPS,
         events=events[-MOST_EVENTS:],
         more_events=max(len(events) - MOST_EVENTS, 0),
         attempts=found.past_attempts[: -MOST_ATTEMPTS - 1 : -1],
@@ -142,6 +155,21 @@ def act_on_job(request: Request, job_id: int, action: str) -> Done:
         raise Refused(f"nothing was changed: job {outcome.left[0]}", 409)
     [change] = outcome.counts
     return Done(f"Job {job_id}: {change.replace('_', ' ')}", to=request.url("job", job_id=job_id))
+
+
+def send_signal(request: Request, job_id: int) -> Done:
+    """Send the signal for which a job waits, as an approval is given."""
+    step = known(request, job_id)[0].open_step
+    if step is None or step.signal is None or step.name != request.posted("step"):
+        raise Refused(f"job {job_id} does not wait for this signal any more; none was sent", 409)
+    text = request.posted("payload").strip()
+    try:
+        payload = json.loads(text) if text else None
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"this is not JSON: {error}; no signal was sent", 400) from error
+    request.operator.signal(step.signal, step.key or "", payload)
+    words = f"Sent the signal {f'{step.signal} {step.key}'.strip()}"
+    return Done(words, to=request.url("job", job_id=job_id))
 
 
 def _may_edit(request: Request, job: JobDetails, task: Task[..., Any] | None) -> bool:
@@ -180,10 +208,16 @@ def _href(request: Request, kind: str, name: object) -> str | None:
         return None
 
 
-def _steps(job: JobDetails) -> list[dict[str, Any]]:
+def _step(step: StepOfJob, now: datetime) -> Step:
+    end = None if step.is_open(now) else step.finished_at
+    result = None if step.result is None else _cut(as_text(step.result))
+    return Step(step, None if end is None else end - step.started_at, result)
+
+
+def _stretches(job: JobDetails) -> list[dict[str, Any]]:
     """The stretches as the macro ``timeline`` takes them."""
     shape = {"running": "running", "succeeded": "succeeded", "cancelled": "cancelled"}
-    steps = [
+    found = [
         {
             "kind": "run" if one.is_run else "wait",
             "seconds": one.took.total_seconds(),
@@ -195,8 +229,8 @@ def _steps(job: JobDetails) -> list[dict[str, Any]]:
         for one in stretches(job)
     ]
     if job.status in WAITING and job.columns["run_at"] > job.read_at:
-        steps[-1]["label"] = f"due in {span(job.columns['run_at'] - job.read_at)}"
-    return steps
+        found[-1]["label"] = f"due in {span(job.columns['run_at'] - job.read_at)}"
+    return found
 
 
 def _values(task: Task[..., Any] | None, args: Any) -> list[Value]:
@@ -257,4 +291,8 @@ def _route(action: Action) -> Route:
     return Route(f"/jobs/<int:job_id>/{path}", answer, method="POST", right=action.right)
 
 
-ROUTES = [Route("/jobs/<int:job_id>", job), *(_route(ON_JOBS[name]) for name in BUTTONS)]
+ROUTES = [
+    Route("/jobs/<int:job_id>", job),
+    Route("/jobs/<int:job_id>/signal", send_signal, method="POST", right="signals"),
+    *(_route(ON_JOBS[name]) for name in BUTTONS),
+]
