@@ -232,12 +232,16 @@ def checked_id(id: Any, of: str = "job") -> int:
     return id
 
 
+OWN_SIGNALS = "pgqueue."
+"""How the names of the signals begin that workers send."""
+
+
 def checked_signal(where: str, name: Any, key: Any) -> tuple[str, str]:
     """The name of a signal, and its key as text.  Raises ArgumentsError."""
-    if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
+    if not isinstance(name, str) or not TASK_NAME.fullmatch(name) or name.startswith(OWN_SIGNALS):
         raise ArgumentsError(
             f"{where}: the name of a signal is {shown(name)}; give 1 to 200 characters without "
-            "white space"
+            f"white space that do not begin with {OWN_SIGNALS!r}"
         )
     if isinstance(key, bool) or not isinstance(key, str | int | UUID):
         raise ArgumentsError(f"{where}: the key is {shown(key)}; give a str, an int or a UUID")

@@ -1,6 +1,6 @@
 """The context of a running job, which a handler may take as a parameter."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -81,6 +81,10 @@ class Steps(Protocol):
     async def wait_for_async(
         self, signal: str, key: Any, *, timeout: timedelta | None, name: str | None
     ) -> Any: ...
+
+    def gather(self, name: str, jobs: Iterable[Any]) -> list[Any]: ...
+
+    async def gather_async(self, name: str, jobs: Iterable[Any]) -> list[Any]: ...
 
 
 def _never() -> bool:
@@ -350,6 +354,39 @@ class JobContext:
         """:meth:`wait_for` for async handlers."""
         steps = self._steps("ctx.wait_for_async()")
         return await steps.wait_for_async(signal, key, timeout=timeout, name=name)
+
+    def gather(self, name: str, jobs: Iterable[Any]) -> list[Any]:
+        """Enqueue jobs, and return their results when all have succeeded.
+
+        Enqueues the jobs as a batch, once, in one transaction with the record of the step.  Lets
+        the job sleep, as :meth:`sleep` does, and wakes it when the last of them has ended.
+
+        Args:
+            name: The key of the record, as for :meth:`step`, and the name of the batch.
+            jobs: New jobs, as ``task.job(...)`` returns them.
+
+        Returns:
+            Their results, as JSON gives them back, in the order of the jobs.
+
+        Raises:
+            JobsFailed: A job has failed or was cancelled; its ``jobs`` has the outcome of each.
+                If the handler does not catch it, the attempt fails; later attempts look again,
+                and wait for jobs that were requeued meanwhile.
+            JobNotFound: A job was deleted before its result was read.
+            LeaseLost: The job has passed to another worker.
+            ArgumentsError: Something else than a new job is given.
+            DuplicateJob: The unique key of a job is taken; nothing was enqueued.
+            PgQueueError: As for :meth:`step`.
+
+        Example:
+            >>> counts = ctx.gather("months", [count.job(year, month) for month in range(1, 13)])
+            >>> total = sum(counts)
+        """
+        return self._steps("ctx.gather()").gather(name, jobs)
+
+    async def gather_async(self, name: str, jobs: Iterable[Any]) -> list[Any]:
+        """:meth:`gather` for async handlers."""
+        return await self._steps("ctx.gather_async()").gather_async(name, jobs)
 
     def _steps(self, what: str) -> Steps:
         where = f"job {self.job_id} {self.task}: {what}"

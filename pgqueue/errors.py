@@ -1,5 +1,8 @@
 """Every exception that a caller may catch.  All derive from :class:`PgQueueError`."""
 
+from collections.abc import Sequence
+from typing import Any
+
 FIRST, LAST = 1500, 500
 """Characters of a message that are kept of its beginning and its end, if it is longer."""
 
@@ -77,6 +80,15 @@ class LeaseLost(PgQueueError, RuntimeError):
 
 class SignalTimeout(PgQueueError, TimeoutError):
     """The signal has not come in time for which a handler waits."""
+
+
+class JobsFailed(PgQueueError):
+    """Some of the jobs for whose end a handler has waited have not succeeded."""
+
+    def __init__(self, message: str, jobs: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.jobs = jobs
+        """All of them, in the order in which they were enqueued."""
 
 
 class JobNotFound(PgQueueError, LookupError):

@@ -260,7 +260,7 @@ def create_messages_and_leases() -> None:
         text("signal", null=True),
         text("key", null=True),
         key("job_steps", "job_id", "name"),
-        check("job_steps_kind", "kind IN ('step', 'sleep', 'each', 'wait')"),
+        check("job_steps_kind", "kind IN ('step', 'sleep', 'each', 'wait', 'gather')"),
         check("job_steps_times", in_range("started_at", "finished_at")),
     )
     create_index(

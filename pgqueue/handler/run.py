@@ -32,6 +32,8 @@ class Host(Protocol):
     around_async: AsyncAround
     around_finish: Around
     """What to enter around each block of ``ctx.finish()``."""
+    application: str
+    """The name of the application."""
 
     def ask_before_start(self, attempt: RunningAttempt) -> Outcome | None:
         """Ask the database whether a handler may start, as the options of its task demand.
@@ -94,7 +96,7 @@ def _context(attempt: RunningAttempt, host: Host) -> JobContext:
     if not attempt.task.injection.parameters and host.around is nothing_around:
         return NO_CONTEXT
     attempt.finishing = AttemptFinishing(attempt, host.transaction, host.around_finish)
-    attempt.steps = AttemptSteps(attempt, host.transaction, host.around_finish)
+    attempt.steps = AttemptSteps(attempt, host.transaction, host.around_finish, host.application)
     return attempt.context()
 
 

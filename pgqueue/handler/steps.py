@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -10,11 +10,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy import inspect as inspect_state
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from pgqueue.checks import LONGEST_DELAY, checked_signal
+from pgqueue.batches import NewBatch
+from pgqueue.checks import LONGEST_DELAY, checked_signal, quoted
 from pgqueue.context import Around
 from pgqueue.database.callers import translated_errors
 from pgqueue.database.handlers import listeners_to_commit
@@ -22,6 +24,7 @@ from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.database.unit_of_work import write_pending
 from pgqueue.errors import (
     ArgumentsError,
+    JobsFailed,
     LeaseLost,
     PgQueueError,
     SignalTimeout,
@@ -31,8 +34,10 @@ from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import storable_result
 from pgqueue.handler.pages import Page, Pages
 from pgqueue.handler.transaction import AttemptTransaction, call_listener, is_conflict
-from pgqueue.models import StepKind
+from pgqueue.models import Job, JobStatus, StepKind
 from pgqueue.outcomes import Cancel, Suspended
+from pgqueue.repository.job_state import JobStates
+from pgqueue.repository.signals import BATCH_HAS_ENDED
 from pgqueue.repository.steps import Awaited, JobSteps, Recorded
 from pgqueue.tasks.injection import Injected, Injection, injection_of
 
@@ -40,6 +45,8 @@ NOTHING_INJECTED = Injection((), {}, is_async=False)
 T = TypeVar("T")
 
 LONGEST = LONGEST_DELAY.total_seconds()
+REQUEUED = 5.0
+"""Seconds after which a handler looks again at a gathered job that was requeued."""
 
 MOST_TRIES = 5
 """How often a transaction that only records a step begins, if it meets a conflict."""
@@ -60,11 +67,13 @@ class AttemptSteps:
         attempt: RunningAttempt,
         new_transaction: Callable[[RunningAttempt], AttemptTransaction],
         around: Around,
+        application: str,
     ) -> None:
         """``around``: what a framework puts around the Session of a step."""
         self._attempt = attempt
         self._new_transaction = new_transaction
         self._around = around
+        self._application = application
         self._used: set[str] = set()
         self._known: Mapping[str, Recorded] | None = None
         self._read_at = 0.0
@@ -108,6 +117,12 @@ class AttemptSteps:
         self, signal: str, key: Any, *, timeout: timedelta | None, name: str | None
     ) -> Any:
         return await greenlet_spawn(partial(self._wait, signal, key, timeout, name, is_async=True))
+
+    def gather(self, name: str, jobs: Iterable[Job]) -> list[Any]:
+        return self._gather(name, jobs, is_async=False)
+
+    async def gather_async(self, name: str, jobs: Iterable[Job]) -> list[Any]:
+        return await greenlet_spawn(partial(self._gather, name, jobs, is_async=True))
 
     def _run(self, call: "_Call", name: str) -> Any:
         with self._step(name, StepKind.STEP, is_async=call.is_async) as known:
@@ -193,7 +208,7 @@ class AttemptSteps:
                 left = LONGEST if timeout is None else self._left(known, timeout)
                 record(None, None if timeout is None else left)
                 # A signal that is committed from now on finds the wait: it wakes the job.
-                received = self._read(lambda rows: rows.received(awaited))
+                received = self._read(lambda connection: self._rows(connection).received(awaited))
                 if received is None and left > 0:
                     raise Suspended(left)
                 received = received or {}
@@ -204,6 +219,59 @@ class AttemptSteps:
                     f"come in time for {name!r}"
                 )
             return received["payload"]
+
+    def _gather(self, name: str, jobs: Iterable[Job], *, is_async: bool) -> list[Any]:
+        jobs = self._checked_jobs(jobs)
+        with self._step(name, StepKind.GATHER, is_async=is_async) as known:
+            if known is None:
+                if not jobs:
+                    return []
+                self._enqueue(name, jobs)
+                raise Suspended(LONGEST)
+            batch_id = int(str(known.key))
+            batch = self._read(lambda connection: JobStates(connection).of_batch(batch_id))
+            if any(job.status is None for job in batch.jobs):
+                # After its end, it has an unfinished job again only by a requeue.
+                raise Suspended(REQUEUED if batch.has_ended else LONGEST)
+            failed = [job for job in batch.jobs if job.status is not JobStatus.SUCCEEDED]
+            if failed:
+                first = failed[0]
+                raise JobsFailed(
+                    f"{self._where}: {len(failed)} of {len(batch.jobs)} jobs of {name!r} have not "
+                    f"succeeded; first job {first.id} {first.task} {first.status}: {first.error}",
+                    batch.jobs,
+                )
+            if known.is_unfinished:
+                end = Awaited(BATCH_HAS_ENDED, known.key)
+                result = {"jobs": len(batch.jobs)}
+                self._record(lambda rows: rows.record(name, StepKind.GATHER, result, awaited=end))
+            return [job.result for job in batch.jobs]
+
+    def _checked_jobs(self, jobs: Iterable[Job]) -> list[Job]:
+        jobs = list(jobs)
+        for job in jobs:
+            if not isinstance(job, Job) or not inspect_state(job).transient:
+                raise ArgumentsError(
+                    f"{self._where}: ctx.gather is given {quoted(job)}; give new jobs, as "
+                    "task.job(...) returns them, which are in no session"
+                )
+        return jobs
+
+    def _enqueue(self, name: str, jobs: list[Job]) -> None:
+        """Enqueue the jobs as a batch.  The wait for its end is committed with it, so the batch
+        cannot end before."""
+        began = time.monotonic()
+
+        def write(rows: JobSteps) -> str | None:
+            awaited = Awaited(BATCH_HAS_ENDED, str(batch.id))
+            took = time.monotonic() - began
+            return rows.record(name, StepKind.GATHER, took=took, lasts=None, awaited=awaited)
+
+        with self._session(write) as context:
+            session = _sync(context.session)
+            batch = NewBatch(session, name, meta=None, callbacks={}, application=self._application)
+            with batch:
+                session.add_all(jobs)
 
     def _check_span(self, what: str, span: Any) -> None:
         if not isinstance(span, timedelta) or not timedelta(0) <= span <= LONGEST_DELAY:
@@ -296,14 +364,14 @@ class AttemptSteps:
 
     def _recorded(self) -> Mapping[str, Recorded]:
         if self._known is None:
-            self._known = self._read(lambda rows: rows.recorded())
+            self._known = self._read(lambda connection: self._rows(connection).recorded())
             self._read_at = time.monotonic()
         return self._known
 
-    def _read(self, read: Callable[[JobSteps], T]) -> T:
+    def _read(self, read: Callable[[Connection], T]) -> T:
         transaction = self._new_transaction(self._attempt)
         with transaction.begun() as connection, translated_errors():
-            return read(self._rows(connection))
+            return read(connection)
 
     def _rows(self, connection: Connection) -> JobSteps:
         return JobSteps(connection, self._attempt.worker_id, self._attempt.claimed)

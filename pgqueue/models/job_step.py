@@ -22,6 +22,8 @@ class StepKind(StrEnum):
     """The rows of a query; its result is the key of the last row that is done."""
     WAIT = "wait"
     """A wait for a signal; without a result until it has received one, or its time is over."""
+    GATHER = "gather"
+    """Jobs that the handler has enqueued, whose end it waits for as for a signal."""
 
 
 class JobStep(Base):

@@ -31,6 +31,7 @@ from pgqueue.repository.blocked import (
 )
 from pgqueue.repository.reading import moment
 from pgqueue.repository.references import Reference, is_free
+from pgqueue.repository.signals import tell_waiting
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,
@@ -244,7 +245,7 @@ def end_batch() -> sa.Executable:
         .correlate(batches)
     )
     batch = batch.values(**values, ended_at=clock(), callback_id=callback.scalar_subquery())
-    return batch.add_cte(node)
+    return batch.add_cte(node, tell_waiting(BATCH))
 
 
 @cache

@@ -1,16 +1,18 @@
 """The state of one job, for a page that asks often: one statement, plain columns."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from pgqueue.errors import JobNotFound
 from pgqueue.models import ENDED, Job, JobStatus
 from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment
-from pgqueue.repository.tables import Executor, jobs, leases, pg
+from pgqueue.repository.tables import Executor, batch_jobs, batches, jobs, leases, pg
 from pgqueue.repository.waits import jobs_ahead
 
 
@@ -43,6 +45,21 @@ def state_of_job() -> sa.Executable:
     )
 
 
+@cache
+def jobs_of_batch() -> sa.Executable:
+    """The jobs of a batch, in the order of their ids, and whether it has ended; of a job that has
+    been deleted, the id."""
+    columns = (jobs.c.task, jobs.c.outcome, jobs.c.result, jobs.c.last_error)
+    return (
+        sa.select(batches.c.ended_at.is_not(None), batch_jobs.c.job_id, *columns)
+        .select_from(batches)
+        .join(batch_jobs, batch_jobs.c.batch_id == batches.c.id)
+        .outerjoin(jobs, jobs.c.id == batch_jobs.c.job_id)
+        .where(batches.c.id == sa.bindparam("batch_id", type_=sa.BigInteger))
+        .order_by(batch_jobs.c.job_id)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class JobState:
     """The state of a job, as read by :meth:`PgQueue.job_state`."""
@@ -68,6 +85,28 @@ class JobState:
     @property
     def has_ended(self) -> bool:
         return self.status in ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredJob:
+    """A job for whose end a handler has waited by :meth:`JobContext.gather`."""
+
+    id: int
+    task: str
+    status: JobStatus | None
+    """Its outcome; None if it has not ended."""
+    result: Any
+    error: str | None
+    """The error of the attempt that failed last."""
+
+
+class GatheredBatch(NamedTuple):
+    """A batch for whose end a handler waits."""
+
+    has_ended: bool
+    """Once; a job may have been requeued since."""
+    jobs: Sequence[GatheredJob]
+    """In the order of their ids."""
 
 
 class JobStates:
@@ -96,3 +135,23 @@ class JobStates:
             position,
             *times,
         )
+
+    def of_batch(self, batch_id: int) -> GatheredBatch:
+        """The jobs of a batch that has some.
+
+        Raises:
+            JobNotFound: They, or some of them, have been deleted.
+        """
+        found = []
+        rows = self._executor.execute(jobs_of_batch(), {"batch_id": batch_id}).all()
+        for _, id, task, outcome, result, error in rows:
+            if task is None:
+                raise JobNotFound(
+                    f"job {id} of batch {batch_id} has been deleted, and its result with it; let "
+                    "its task keep its jobs longer"
+                )
+            status = None if outcome is None else JobStatus(outcome)
+            found.append(GatheredJob(id, task, status, result, error))
+        if not found:
+            raise JobNotFound(f"the jobs of batch {batch_id} have been deleted; keep jobs longer")
+        return GatheredBatch(rows[0][0], found)

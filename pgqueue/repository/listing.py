@@ -17,6 +17,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
+from pgqueue.checks import LONGEST_DELAY
 from pgqueue.models import DEAD, SCHEMA, STATES, Job, JobStatus, StepKind
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.conditions import JobFilter
@@ -55,6 +56,7 @@ JOBS = sa.any_(array_parameter("ids", sa.BigInteger))
 MOST_HOLDERS = 5
 MOST_BATCHES = 20
 MOST_STEPS = 100
+SLEEPING = {StepKind.SLEEP, StepKind.WAIT, StepKind.GATHER}
 
 MESSAGE_KEYS = {
     message_queue: (*POSITION, "id", "target_id"),
@@ -469,10 +471,12 @@ class JobDetails:
 
     @property
     def open_step(self) -> StepOfJob | None:
-        """The step in which the job sleeps or waits."""
+        """The step in which the job sleeps or waits; None if it is due or retried before."""
+        never = self.read_at + LONGEST_DELAY / 2
         for step in self.steps:
-            if step.kind in (StepKind.SLEEP, StepKind.WAIT) and step.is_open(self.read_at):
-                return step
+            wakes_at = (step.finished_at or never) - timedelta(seconds=1)
+            if step.kind in SLEEPING and step.is_open(self.read_at):
+                return step if self.columns["run_at"] >= wakes_at else None
         return None
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from pgqueue.checks import OWN_SIGNALS
 from pgqueue.repository.tables import (
     Executor,
     array_of,
@@ -40,6 +41,10 @@ PAGE = 100
 """The signals that one statement reads."""
 PRUNED = 1000
 
+BATCH_HAS_ENDED = f"{OWN_SIGNALS}batch"
+"""The signal that a worker sends with the end of a batch, if a job waits for it; its key is the id
+of the batch."""
+
 NEW = sa.not_(signals.c.delivered)
 
 
@@ -50,6 +55,17 @@ def add_signal(*, notify: bool) -> sa.Executable:
     row = sa.insert(signals).values(**values, payload=json_parameter("of_payload"))
     added = row.returning(signals.c.id).cte("added")
     return sa.select(added.c.id, wake_up_call("signal") if notify else sa.true())
+
+
+def tell_waiting(batch_id: sa.ColumnElement[Any]) -> sa.CTE:
+    """Insert the signal of the end of a batch, if a job waits for it.
+
+    The wait is committed with the batch, so it is there when the batch ends.
+    """
+    key, name = sa.cast(batch_id, sa.Text), sa.literal_column(f"'{BATCH_HAS_ENDED}'", sa.Text)
+    waits = sa.exists().where(*_awaits(name, key))
+    row = sa.select(name, key).where(waits)
+    return sa.insert(signals).from_select(["name", "key"], row).cte("signal")
 
 
 @cache
@@ -82,8 +98,7 @@ def sleepers() -> sa.Executable:
     sleeper = (
         sa.select(jobs.c.id, has_lease.label("runs"))
         .join_from(job_steps, jobs, jobs.c.id == job_steps.c.job_id)
-        .where(job_steps.c.signal == page.c.name, job_steps.c.key == page.c.key)
-        .where(job_steps.c.signal.is_not(None), job_steps.c.result.is_(None))
+        .where(*_awaits(page.c.name, page.c.key))
         .where(jobs.c.outcome.is_(None), _may_receive(page))
         # A job that is due, or is blocked until others end, runs anyway, and looks itself.
         .where(sa.or_(has_lease, sa.and_(jobs.c.run_at > clock(), ~is_blocked)))
@@ -115,6 +130,14 @@ def prune_signals() -> sa.Executable:
 def has_signals() -> sa.ColumnElement[bool]:
     """Whether signals are to be delivered."""
     return sa.exists().where(NEW)
+
+
+def _awaits(
+    name: sa.ColumnElement[str], key: sa.ColumnElement[str]
+) -> tuple[sa.ColumnElement[bool], ...]:
+    """The condition of the steps that wait for a signal, in the words of their index."""
+    of = (job_steps.c.signal == name, job_steps.c.key == key)
+    return (*of, job_steps.c.signal.is_not(None), job_steps.c.result.is_(None))
 
 
 def _may_receive(signal: sa.FromClause) -> sa.ColumnElement[bool]:

@@ -41,6 +41,8 @@ class Recorded(NamedTuple):
     kind: StepKind
     result: Any
     is_unfinished: bool
+    key: str | None
+    """Of the signal for which it waits."""
     seconds_left: float
     """Until it is finished."""
 
@@ -54,6 +56,7 @@ def steps_of_job() -> sa.Executable:
         job_steps.c.kind,
         sa.cast(job_steps.c.result, sa.Text),
         job_steps.c.finished_at.is_(None),
+        job_steps.c.key,
         sa.func.coalesce(left, sa.literal_column("0", sa.Float)),
     ).where(job_steps.c.job_id == ONE[0])
 

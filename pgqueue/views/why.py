@@ -10,6 +10,7 @@ from pgqueue.outcomes import AttemptEnd
 from pgqueue.redaction import MASK
 from pgqueue.repository.blocked import named
 from pgqueue.repository.listing import Holder, JobDetails, LimitUse, PastAttempt
+from pgqueue.repository.signals import BATCH_HAS_ENDED
 from pgqueue.repository.waits import MOST_AHEAD
 from pgqueue.rules.limits import has_own_capacity, name_of, rate_in_words
 from pgqueue.views.words import (
@@ -124,6 +125,8 @@ def _not_due(job: JobDetails) -> Reason:
         until = () if step.finished_at is None else (" until ", step.finished_at)
         if step.signal is None:
             return Reason((f"sleeps in its step {step.name!r}", *until))
+        if step.signal == BATCH_HAS_ENDED:
+            return Reason((f"waits for the end of batch {step.key}",))
         signal = (step.signal, step.key) if step.key else (step.signal,)
         words = (f"waits for the signal {' '.join(signal)}", *until)
         return Reason(words, f"pgqueue signal {' '.join(map(quote, signal))}")

@@ -78,6 +78,7 @@ class InlineAttempt(RunningAttempt):
         sessions: sessionmaker[Session],
         layers: Sequence[Any],
         around_finish: Around,
+        application: str,
         is_kept: bool,
     ) -> None:
         super().__init__(claimed, task, worker_id=worker_id, stopping=Event())
@@ -92,6 +93,7 @@ class InlineAttempt(RunningAttempt):
         self.around = around_handlers(layers)
         self.around_async = around_async_handlers(layers)
         self.around_finish = around_finish
+        self.application = application
         self._attempts = Attempts(connection, worker_id)
         self._progress: Progress | None = None
         # Asked outside of the savepoint: as in a worker, a failed attempt does not take its key

@@ -40,6 +40,7 @@ class InlineWorker:
         self._retention = queue.retention
         self._layers = layers_of(queue.around_jobs(), queue.middlewares)
         self._around_finish = queue.around_finish()
+        self._application = queue.application
         self._connection = connection
         self._queues = queues
         self._due_times = DueTimes(connection)
@@ -117,6 +118,7 @@ class InlineWorker:
             sessions=self._sessions,
             layers=self._layers,
             around_finish=self._around_finish,
+            application=self._application,
             is_kept=not self._retention.deletes_at_once(claimed.task, claimed.queue),
         )
 

@@ -97,13 +97,13 @@ class Looker:
         begin: Begin | None = None,
     ) -> int:
         """Look until nothing watches one of these nodes any more; returns how many jobs were
-        released.
+        released, or woken by the end of a batch.
 
         ``begin`` begins a transaction; in a test, a savepoint in the transaction of the test.
         """
         begin = begin or connection.begin
         nodes, batches, released = BlockedNodes(connection), Batches(connection), 0
-        watched = list(node_ids)
+        watched, has_ended = list(node_ids), False
         while watched and not is_over():
             with begin():
                 over = nodes.over(watched)
@@ -125,6 +125,9 @@ class Looker:
                     watched += [*look.watches, *look.ended]
                     if look.ended:
                         logger.info("batch %d has ended", batch_id)
+                        has_ended = True
+        if has_ended:
+            released += self.deliver(connection, is_over=is_over, begin=begin)
         return released
 
     def _looks_at_jobs(

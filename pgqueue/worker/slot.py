@@ -42,6 +42,7 @@ class Slot(WorkerThread):
         self.around = runtime.around_handlers
         self.around_async = runtime.around_async_handlers
         self.around_finish = runtime.around_finish
+        self.application = runtime.application
         self.current: RunningAttempt | None = None
         self.ran = 0
         """Number of jobs that have run in this slot."""

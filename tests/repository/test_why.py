@@ -285,6 +285,19 @@ def it_waits_for_a_signal_without_end(engine: Engine, worker: LogicalWorker) -> 
     return job_id
 
 
+@case(r"waits for the end of batch 1")
+def it_gathers(engine: Engine, worker: LogicalWorker) -> int:
+    queue = PgQueue(engine)
+    part = queue.task(name="tests.part")(lambda: None)
+
+    def whole(ctx: JobContext) -> None:
+        ctx.gather("parts", [part.options(delay=HOUR).job()])
+
+    job_id = queue.task(name="tests.whole")(whole).delay().id
+    assert Worker(queue, concurrency=1).run_until_empty() == {"snoozed": 1}
+    return job_id
+
+
 @case(rf"sleeps in its step 'a week' until {TIME}")
 def it_sleeps(engine: Engine, worker: LogicalWorker) -> int:
     queue = PgQueue(engine)
