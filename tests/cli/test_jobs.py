@@ -11,6 +11,7 @@ from shop_rig import assert_one_line, command
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
+from chaos.workers import wait_until
 from pgqueue import Job, JobContext, Limit, PgQueue, Retry, Secret, Worker
 from pgqueue.tables import WorkerProcess
 
@@ -88,6 +89,8 @@ class TestShow:
 
         @queue.task(name="look")
         def look() -> None:
+            # Until then the first job has its lease, and seems to run before this one.
+            wait_until(lambda: document(queue, "1")["status"] == "succeeded")
             seen.extend([shown(queue, "2"), document(queue, "2")])
 
         report.delay()
