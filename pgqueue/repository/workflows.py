@@ -48,7 +48,7 @@ def _batches_of(job_id: sa.ColumnElement[Any]) -> sa.Select[Any]:
     )
 
 
-def _what_follows() -> sa.Select[Any]:
+def what_follows() -> sa.Select[Any]:
     """All nodes that wait for these jobs, or for what waits for them, and the jobs themselves."""
     given = pg.unnest(array_parameter("job_ids", sa.BigInteger)).column_valued("node_id")
     found: sa.CTE = sa.select(given).cte("found", recursive=True)
@@ -63,17 +63,17 @@ def _what_follows() -> sa.Select[Any]:
 
 
 @cache
-def lock_what_follows() -> sa.Executable:
+def lockwhat_follows() -> sa.Executable:
     """Lock the rows of all that waits for these jobs, so that looks leave it out until this
     transaction ends."""
-    rows = sa.select(blocked.c.node_id).where(blocked.c.node_id.in_(_what_follows()))
+    rows = sa.select(blocked.c.node_id).where(blocked.c.node_id.in_(what_follows()))
     return rows.order_by(blocked.c.node_id).with_for_update(read=True, of=blocked)
 
 
 @cache
 def lock_ended_jobs() -> sa.Executable:
     """Lock the rows of the jobs that may come back, in the order in which all lock rows of jobs."""
-    rows = sa.select(jobs.c.id).where(jobs.c.id == among(_what_follows()))
+    rows = sa.select(jobs.c.id).where(jobs.c.id == among(what_follows()))
     return (
         rows.where(jobs.c.outcome.is_not(None)).order_by(jobs.c.id).with_for_update(key_share=True)
     )
@@ -88,7 +88,7 @@ def restore_jobs() -> sa.Executable:
     it is.
     """
     is_own = workflow_of() == sa.any_(array_parameter("workflows", sa.Text))
-    follower = _what_follows().subquery("follower")
+    follower = what_follows().subquery("follower")
     # Not one whose cancel was waiting for a worker.
     free = sa.select(follower.c.node_id).where(~has_message_or_lease(follower.c.node_id))
     return _blocked_again(
@@ -145,7 +145,7 @@ def open_again() -> sa.Executable:
     unfinished = member.join(jobs, jobs.c.id == batch_jobs.c.job_id).where(jobs.c.outcome.is_(None))
     batch = (
         sa.update(batches)
-        .where(-batches.c.id == among(_what_follows()), batches.c.ended_at.is_not(None))
+        .where(-batches.c.id == among(what_follows()), batches.c.ended_at.is_not(None))
         .where(unfinished.exists())
         .values(dict.fromkeys(names, sa.null()))
         .returning((-batches.c.id).label("id"))
@@ -267,7 +267,7 @@ class Workflows:
         """
         given = {"job_ids": array_of(map(str, requeued))}
         workflows = {workflow for workflow in requeued.values() if workflow is not None}
-        self._executor.execute(lock_what_follows(), given)
+        self._executor.execute(lockwhat_follows(), given)
         self._executor.execute(lock_ended_jobs(), given)
         self._executor.execute(restore_jobs(), {**given, "workflows": array_of(workflows)})
         self._executor.execute(open_again(), given)

@@ -21,6 +21,8 @@ from pgqueue.repository.queue_minutes import DepthPoint, LastCount, QueueMinutes
 from pgqueue.repository.schedules import ScheduleRows
 from pgqueue.repository.task_minutes import AttemptPoint, TaskMinutes, TaskStatistics
 from pgqueue.repository.workers import WorkerState
+from pgqueue.repository.workflow_members import FirstFailure, WorkflowMembers
+from pgqueue.views.graph import Graph, read_graph
 from pgqueue.views.limits import LimitView, read_limits
 from pgqueue.views.queues import QueueViews, read_queues
 from pgqueue.views.schedules import ScheduleView
@@ -176,6 +178,20 @@ class Views:
     def batches(self, session: AnySession, *, limit: int) -> list[BatchState]:
         """Return the newest batches, as a worker has counted them last."""
         return Batches(executor(session)).newest(limit)
+
+    def graph(self, session: AnySession, workflow_id: int) -> Graph | None:
+        """Return the graph of a workflow, like jobs as one box.
+
+        None of a batch that is no workflow, and of a workflow with more than 20,000 jobs.
+        """
+        return read_graph(executor(session), workflow_id)
+
+    def first_failure(self, session: AnySession, batch_id: int) -> FirstFailure | None:
+        """Return the job of a batch or workflow that has failed first; None if none is failed.
+
+        It names how many jobs were skipped after it, which its requeue brings back.
+        """
+        return WorkflowMembers(executor(session)).first_failure(batch_id)
 
     def prunable(self, session: AnySession) -> list[DueJobs]:
         """Return how many ended jobs the workers of the application will delete, by task."""

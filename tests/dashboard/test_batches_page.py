@@ -76,3 +76,31 @@ def test_its_jobs_are_cancelled_after_a_preview(queue: PgQueue) -> None:
 
     assert "Cancel 3 jobs?" in visitor.text(unescape(address))
     assert "Cancel its jobs" not in Visitor(queue, {"view"}).text(f"/batches/{id}")
+
+
+def test_a_workflow_is_drawn_with_the_requeue_of_its_first_failure(queue: PgQueue) -> None:
+    send = queue.tasks["send"]
+    with (
+        queue.session() as session,
+        session.begin(),
+        queue.workflow(session, "letters") as flow,
+    ):
+        first = flow.add(send.job(1))
+        letters = flow.add_many(send, [(2,), (3,)], after=first)
+        flow.add(send.job(4), after=letters, when="ended")
+        id, failing = flow.id, first.id
+    Worker(queue).run_until_empty(timeout=60)
+    visitor = Visitor(queue)
+
+    html = visitor.get(f"/batches/{id}").text
+
+    assert "2 cancelled" in html
+    assert html.partition('class="graph"')[2].partition("</svg>")[0].count("<path d=") == 2
+    assert "(when ended)" in html
+    assert f"Job {failing} , send , has failed first: no such host" in visitor.text(
+        f"/batches/{id}"
+    )
+    assert "Requeue it and the 2 skipped" in html
+    visitor.post(f"/jobs/{failing}/requeue")
+    assert "has failed first" not in visitor.text(f"/batches/{id}")
+    assert "Requeue it" not in Visitor(queue, {"view"}).text(f"/batches/{id}")

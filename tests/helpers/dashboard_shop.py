@@ -120,10 +120,12 @@ def filled_shop(engine: Engine, *, hostile: bool = True) -> Iterator[PgQueue]:
             ).enqueue(session, order, f"{customer}@shop.example")
         for supplier in ("Nordwind", "Ocean Fruit", "Miller & Sons"):
             shop.import_prices.enqueue(session, supplier)
-        with queue.batch(session, "monthly invoices", on_success=shop.announce):
-            shop.charge_card.enqueue_many(
-                session, [(order, "4111 1111 1111 1111", 20.0) for order in range(100, 112)]
-            )
+        with queue.workflow(session, "monthly invoices", on_success=shop.announce) as flow:
+            plan = flow.add(shop.build_report.job("2026-09"))
+            orders = [(order, "4111 1111 1111 1111", 20.0) for order in range(100, 112)]
+            charged = flow.add_many(shop.charge_card, orders, after=plan)
+            flow.add(shop.build_report.job("2026-11"), after=charged)
+            flow.add(shop.import_prices.job("Lost & Found"), after=charged, when="failed")
         if hostile:
             _enqueue_hostile(session, shop)
         cancelled = shop.build_report.options(delay=timedelta(days=1)).enqueue(session, "2026-10")
