@@ -22,7 +22,7 @@ from pgqueue.cli.options import (
 from pgqueue.rules.limits import has_own_capacity, rate_in_words
 from pgqueue.tasks.showing import masked, without_values
 from pgqueue.terminal import harmless, print_json
-from pgqueue.views.jobs import MOST_STEPS, JobDetails, LimitUse, PastAttempt
+from pgqueue.views.jobs import MOST_NODES, MOST_STEPS, JobDetails, LimitUse, PastAttempt
 from pgqueue.views.why import why
 from pgqueue.views.words import Reason, in_words, span
 
@@ -98,6 +98,8 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
             "is_task_paused": job.wait.task_paused_at is not None,
             "is_queue_served": job.wait.workers > 0,
             "batches": [batch.id for batch in job.batches],
+            "before": job.before,
+            "after": job.after,
             "steps": job.steps,
         }
         print_json({**job.columns, **more, "failed_attempts": job.past_attempts})
@@ -226,6 +228,9 @@ def _facts(job: JobDetails, reasons: Sequence[Reason]) -> Iterator[tuple[str, st
     yield "arguments", _json(row["args"])
     snoozes = f", snoozed {row['snoozes']} times" if row["snoozes"] else ""
     yield "attempts", f"{row['attempts']} of {row['max_attempts']}{snoozes}"
+    for name, nodes in (("waits for", job.before), ("followed by", job.after)):
+        if nodes:
+            yield name, "\n".join(map(str, nodes[:MOST_NODES])) + "\n…" * (len(nodes) > MOST_NODES)
     for limit in job.limits:
         yield "limit", f"{limit.key}, {_use(limit)}"
     if row["progress"] is not None:

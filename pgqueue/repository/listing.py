@@ -20,6 +20,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from pgqueue.checks import LONGEST_DELAY
 from pgqueue.models import DEAD, SCHEMA, STATES, Job, JobStatus, StepKind
 from pgqueue.repository.admit import Admissions
+from pgqueue.repository.blocked import named
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.limits import Limits
 from pgqueue.repository.nodes import job_not_found
@@ -56,6 +57,8 @@ JOBS = sa.any_(array_parameter("ids", sa.BigInteger))
 MOST_HOLDERS = 5
 MOST_BATCHES = 20
 MOST_STEPS = 100
+MOST_NODES = 20
+"""Jobs and batches before a job that are listed, and the same number after it."""
 SLEEPING = {StepKind.SLEEP, StepKind.WAIT, StepKind.GATHER}
 
 MESSAGE_KEYS = {
@@ -223,6 +226,43 @@ def watch_of_job() -> sa.Executable:
     """The node that a job watches, and for how many it waits."""
     edges = sa.select(count_rows()).where(dependencies.c.job_id == JOB).scalar_subquery()
     return sa.select(blocked.c.waits_for, edges).where(blocked.c.node_id == JOB)
+
+
+@cache
+def nodes_before() -> sa.Executable:
+    """The jobs and batches for which a job waits, or has waited."""
+    edges = sa.select(dependencies.c.after_id.label("id")).where(dependencies.c.job_id == JOB)
+    return _first_nodes(edges)
+
+
+@cache
+def nodes_after() -> sa.Executable:
+    """The jobs that wait, or have waited, for a job, or for a batch to which it belongs."""
+    own = sa.select(-batch_jobs.c.batch_id).where(batch_jobs.c.job_id == JOB)
+    edges = sa.select(dependencies.c.job_id.label("id")).where(
+        sa.or_(dependencies.c.after_id == JOB, dependencies.c.after_id.in_(own))
+    )
+    return _first_nodes(edges.distinct())
+
+
+def _first_nodes(edges: sa.Select[Any]) -> sa.Executable:
+    first = edges.order_by(sa.column("id")).limit(sa.literal_column(str(MOST_NODES + 1)))
+    node = first.subquery("node")
+    batch_outcome = sa.func.coalesce(batches.c.outcome, sa.literal_column("'open'", sa.Text))
+    is_batch = batches.c.id.is_not(None)
+    return (
+        sa.select(
+            node.c.id,
+            sa.func.coalesce(jobs.c.task, batches.c.name),
+            sa.case(
+                (jobs.c.id.is_not(None), sa.cast(Job.status, sa.Text)), (is_batch, batch_outcome)
+            ),
+        )
+        .select_from(node)
+        .outerjoin(jobs, jobs.c.id == node.c.id)
+        .outerjoin(batches, batches.c.id == -node.c.id)
+        .order_by(node.c.id)
+    )
 
 
 def steps_of_job(hidden: frozenset[str]) -> sa.Executable:
@@ -447,6 +487,20 @@ class Watch(NamedTuple):
     """For how many jobs and batches it waits, with those that have ended."""
 
 
+class Node(NamedTuple):
+    """A job or a batch, before or after another job."""
+
+    id: int
+    """Of a batch, its id with a minus sign."""
+    name: str | None
+    """The task of the job, or the name of the batch."""
+    status: str | None
+    """None if it has been deleted; of a batch its outcome, or "open"."""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (named(self.id), self.name, self.status or "deleted")))
+
+
 @dataclass(frozen=True, slots=True)
 class JobDetails:
     """Everything on record about one job."""
@@ -464,6 +518,10 @@ class JobDetails:
     waits_for: Watch | None = None
     steps: Sequence[StepOfJob] = ()
     """Those that are open, then the others, the newest first; at most MOST_STEPS."""
+    before: Sequence[Node] = ()
+    """For what it waits, or has waited; one more than MOST_NODES if there are more."""
+    after: Sequence[Node] = ()
+    """What waits, or has waited, for it or for a batch of it; as many."""
 
     @property
     def is_due(self) -> bool:
@@ -569,6 +627,8 @@ class Listing:
             batches=[BatchOfJob(*batch) for batch in batches],
             waits_for=None if watch is None else Watch(*watch),
             steps=[StepOfJob(name, StepKind(kind), *rest) for name, kind, *rest in steps],
+            before=list(map(Node._make, self._executor.execute(nodes_before(), one))),
+            after=list(map(Node._make, self._executor.execute(nodes_after(), one))),
         )
 
     def _limits(self, limit_keys: str | None) -> list[LimitUse]:

@@ -5,6 +5,7 @@ from datetime import datetime
 from pgqueue.models import JobStatus
 from pgqueue.repository.job_line import JobLine
 from pgqueue.repository.listing import (
+    MOST_NODES,
     MOST_STEPS,
     NOT_YOURS,
     JobDetails,
@@ -15,6 +16,7 @@ from pgqueue.repository.listing import (
 from pgqueue.repository.pages import JobPage, PageStart, page_start, text_of_start
 
 __all__ = [
+    "MOST_NODES",
     "MOST_STEPS",
     "NOT_YOURS",
     "JobDetails",

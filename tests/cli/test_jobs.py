@@ -119,6 +119,22 @@ class TestShow:
         assert charged["result"] == {"paid with": "***"}
         assert (waits["signal"], waits["key"], waits["finished_at"]) == ("packed", "7", None)
 
+    def test_what_stands_before_and_after_a_job_is_told(self, queue: PgQueue) -> None:
+        note = queue.task(name="note")(lambda n: None)
+        with queue.session() as session, session.begin(), queue.workflow(session, "w") as flow:
+            rows = flow.add_many(note, [(n,) for n in range(2)], name="rows")
+            middle = flow.add(note.job(2), after=rows).id
+            flow.add_many(note, [(n,) for n in range(30)], after=middle)
+
+        said, found = shown(queue, str(middle)), document(queue, str(middle))
+
+        assert re.search(rf"waits for +batch {rows.id} rows open\n", said)
+        assert re.search(rf"followed by +job {middle + 1} note blocked\n", said)
+        assert "…" in said
+        assert found["before"] == [{"id": -rows.id, "name": "rows", "status": "open"}]
+        first = shown(queue, "1")
+        assert re.search(rf"followed by +job {middle} note blocked\n", first)
+
     def test_a_waiting_job_has_its_pauses_and_its_limits(self, queue: PgQueue) -> None:
         rate = Limit(60, per=timedelta(hours=1), by="account", name="api")
         queue.task(name="call", limit=rate)(lambda account: None)

@@ -263,6 +263,18 @@ def test_the_batch_the_schedule_and_the_follow_up_of_a_job_are_named(queue: PgQu
     assert "If it fails tell" in words
 
 
+def test_a_job_names_what_stands_before_and_after_it(queue: PgQueue) -> None:
+    note = queue.task(name="note", queue="mail")(lambda n: None)
+    with queue.session() as session, session.begin(), queue.workflow(session) as flow:
+        first = flow.add(note.job(1))
+        flow.add(note.job(2), after=first)
+
+    assert "Followed by note 2 blocked" in Visitor(queue).text("/jobs/1")
+    assert "Waits for note 1 pending" in Visitor(queue).text("/jobs/2")
+    assert 'href="/jobs/2"' in Visitor(queue).get("/jobs/1").text
+    assert "Followed by" not in Visitor(queue, queues={"mail"}).text("/jobs/1")
+
+
 def test_what_is_to_come_has_not_happened(queue: PgQueue) -> None:
     scheduled(queue)
 

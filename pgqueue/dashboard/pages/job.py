@@ -16,7 +16,14 @@ from pgqueue.operations.actions import BUTTONS, ON_JOBS, Action
 from pgqueue.redaction import MASK, redacted
 from pgqueue.tasks import Task
 from pgqueue.tasks.showing import masked, secrets_of, without_keys, without_values
-from pgqueue.views.jobs import MOST_STEPS, NOT_YOURS, JobDetails, StepOfJob, state_in_words
+from pgqueue.views.jobs import (
+    MOST_NODES,
+    MOST_STEPS,
+    NOT_YOURS,
+    JobDetails,
+    StepOfJob,
+    state_in_words,
+)
 from pgqueue.views.trail import (
     follow_up_of,
     schedule_of,
@@ -97,6 +104,8 @@ def shown(request: Request, job: JobDetails, task: Task[..., Any] | None) -> Job
         columns["result"] = None
         past = [attempt._replace(traceback=None) for attempt in past]
         job = replace(job, steps=[step._replace(result=None) for step in job.steps])
+    if request.access.is_limited:
+        job = replace(job, before=(), after=())  # these may be jobs that the user may not see
     return replace(job, columns=columns, past_attempts=past)
 
 
@@ -125,6 +134,7 @@ def job(request: Request, job_id: int) -> Page:
         ),
         stretches=_stretches(found),
         steps=[_step(step, found.read_at) for step in found.steps],
+        most_nodes=MOST_NODES,
         more_steps=len(found.steps) == MOST_STEPS,
         events=events[-MOST_EVENTS:],
         more_events=max(len(events) - MOST_EVENTS, 0),
