@@ -229,8 +229,8 @@ def admit(*, notify: bool) -> sa.Executable:
 
     Skips jobs whose rows other transactions have locked.  Moved jobs become due now.  If they kept
     their due time, claims would find them late, because the cursors may have passed that time.
-    Their messages are ``alone``, so that no worker prefetches them: a job must not hold a place
-    while it waits in a busy worker.
+    Workers prefetch them as other jobs: a job holds its place from here on, in a message as in a
+    worker.
     """
     ready = _locked_jobs().cte("ready")
     same_place = equal(waiting_messages, ready, (*LANE, "run_at"))
@@ -249,7 +249,8 @@ def admit(*, notify: bool) -> sa.Executable:
         .cte("job")
     )
     names = ("queue", "priority", "run_at", "id", "task", "attempt", "crashes")
-    rows = sa.select(*(job.c[name] for name in names), sa.true()).order_by(job.c.run_at)
+    alone = sa.or_(job.c.max_attempts == 1, job.c.crashes > 0)
+    rows = sa.select(*(job.c[name] for name in names), alone).order_by(job.c.run_at)
     columns = [*("target_id" if name == "id" else name for name in names), "alone"]
     message = sa.insert(message_queue).from_select(columns, rows).cte("message")
     woken = sa.select(wake_up_call() if notify else sa.true()).scalar_subquery()

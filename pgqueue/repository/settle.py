@@ -350,12 +350,10 @@ def write_outcomes(settled: sa.CTE, *more: str) -> sa.Select[Any]:
         .cte("job")
     )
 
-    # The messages of jobs that go on.  A job that crashed before, has only one attempt, or has
-    # places in limits is not claimed ahead of a slot.
+    # The messages of jobs that go on.  A job that crashed before, or has only one attempt, is not
+    # claimed ahead of a slot.
     moved = (*POSITION, "id", "task", "attempts", "settled_crashes")
-    alone = sa.or_(
-        job.c.settled_crashes > 0, job.c.max_attempts == 1, job.c.limit_keys.is_not(None)
-    )
+    alone = sa.or_(job.c.settled_crashes > 0, job.c.max_attempts == 1)
     next_message = sa.insert(message_queue).from_select(
         [*POSITION, "target_id", "task", "attempt", "crashes", "alone"],
         sa.select(*(job.c[name] for name in moved), alone).where(

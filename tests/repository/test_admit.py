@@ -412,16 +412,22 @@ def test_a_limit_that_has_become_strict_lets_one_job_run_whatever_was_set_before
     assert admit(engine) == 1
 
 
-@pytest.mark.parametrize("outcome", [Released(), Retried(None, ERROR)], ids=["released", "retried"])
-def test_a_message_of_a_job_with_places_is_not_claimed_ahead_after_a_settle_either(
-    engine: Engine, worker: LogicalWorker, outcome: Outcome
+@pytest.mark.parametrize(
+    ("outcome", "max_attempts"), [(Released(), 1), (Released(), 5), (Retried(None, ERROR), 5)]
+)
+def test_a_job_with_places_is_claimed_ahead_as_one_without(
+    engine: Engine, worker: LogicalWorker, outcome: Outcome, max_attempts: int
 ) -> None:
-    put_some(engine, 1)
+    def must_not_wait() -> Any:
+        with engine.connect() as connection:
+            return connection.execute(text("SELECT alone FROM pgqueue.message_queue")).scalar()
+
+    put_some(engine, 1, max_attempts=max_attempts)
     admit(engine)
+    admitted = must_not_wait()
     worker.run_next(outcome)
 
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT alone FROM pgqueue.message_queue")).scalar()
+    assert (admitted, must_not_wait()) == (max_attempts == 1, max_attempts == 1)
 
 
 def test_an_enqueue_never_waits_for_an_admission(engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """The SQL that a claim, a settle and an enqueue send, as it stands in ``tests/repository/sql``.
 
-``python -m tests.repository.test_sql`` writes the files anew, after a statement was changed.
+After a change of a statement, ``PYTHONPATH=tests/helpers python -m tests.repository.test_sql``
+writes the files anew.
 """
 
 import textwrap
@@ -29,7 +30,7 @@ def test_the_sql_of_a_statement_is_the_one_in_its_file(name: str, statement: Exe
 
     assert words_of(statement).split() == written.split(), (
         f"{name}.sql: the statement has changed; if it should, run "
-        "`python -m tests.repository.test_sql` and read the difference"
+        "`PYTHONPATH=tests/helpers python -m tests.repository.test_sql` and read the difference"
     )
 
 

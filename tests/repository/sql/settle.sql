@@ -113,7 +113,7 @@ next_message AS
     alone) SELECT job.queue AS queue, job.priority AS priority, job.run_at AS run_at, job.id AS id,
     job.task AS task, job.attempts AS attempts, job.settled_crashes AS settled_crashes,
     job.settled_crashes > %(settled_crashes_1)s::SMALLINT OR job.max_attempts =
-    %(max_attempts_1)s::SMALLINT OR job.limit_keys IS NOT NULL AS anon_1
+    %(max_attempts_1)s::SMALLINT AS anon_1
 FROM job
 WHERE job.outcome IS NULL AND job.next_start_counts IS NOT true),
 waiting_message AS
