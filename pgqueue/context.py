@@ -396,10 +396,7 @@ class JobContext:
                 "transaction: let the functions of the steps take the Session"
             )
         if self.steps is None:
-            raise PgQueueError(
-                f"{where} needs a thread of a worker, which neither a child process nor a "
-                "JobContext made by hand has: omit executor='process'"
-            )
+            raise PgQueueError(f"{where} needs a worker; a JobContext made by hand has none")
         return self.steps
 
     def _finishing(self) -> Finishing:

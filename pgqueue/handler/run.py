@@ -62,6 +62,7 @@ def run_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
         if outcome is not None:
             return outcome
     if task.in_process:
+        attempt.steps = _steps(attempt, host)  # for a test; a child process makes its own
         return host.run_in_child(attempt)
     if task.is_transactional:
         try:
@@ -96,8 +97,12 @@ def _context(attempt: RunningAttempt, host: Host) -> JobContext:
     if not attempt.task.injection.parameters and host.around is nothing_around:
         return NO_CONTEXT
     attempt.finishing = AttemptFinishing(attempt, host.transaction, host.around_finish)
-    attempt.steps = AttemptSteps(attempt, host.transaction, host.around_finish, host.application)
+    attempt.steps = _steps(attempt, host)
     return attempt.context()
+
+
+def _steps(attempt: RunningAttempt, host: Host) -> AttemptSteps:
+    return AttemptSteps(attempt, host.transaction, host.around_finish, host.application)
 
 
 def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:

@@ -2,18 +2,20 @@
 
 import asyncio
 from contextvars import copy_context
+from functools import cache
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pgqueue import redaction
 from pgqueue.database.autocommit import autocommitting
-from pgqueue.database.opening import ConnectFailed
+from pgqueue.database.opening import ConnectFailed, isolation_of
 from pgqueue.database.unit_of_work import server_error
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import log_fields
 from pgqueue.handler.outcome import after_error, obstacle
 from pgqueue.handler.run import run_async_attempt, run_attempt
+from pgqueue.handler.steps import AttemptSteps
 from pgqueue.handler.transaction import FAILURES, AttemptTransaction, LeasePassedOn
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
@@ -28,6 +30,20 @@ logger = redaction.logger(__name__)
 
 WAIT_FOR_CONNECTION = 0.5
 """Seconds after which a job that has found no connection is released."""
+
+
+def steps_in_child(runtime: WorkerRuntime, attempt: RunningAttempt) -> AttemptSteps:
+    """The steps of a handler in a child process, which has a copy of the runtime from before the
+    worker's first connection."""
+
+    def transaction(of: RunningAttempt) -> PoolTransaction:
+        runtime.isolation_level = cached_isolation_of(runtime.engine)
+        return PoolTransaction(runtime, of)
+
+    return AttemptSteps(attempt, transaction, runtime.around_finish, runtime.application)
+
+
+cached_isolation_of = cache(isolation_of)
 
 
 class Slot(WorkerThread):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from threading import Event, Lock, Thread
 from uuid import UUID
 
@@ -34,6 +35,7 @@ from pgqueue.worker.processes.pool import ProcessPool
 from pgqueue.worker.reconnecting import ReconnectingConnection
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.settler import Settler
+from pgqueue.worker.slot import steps_in_child
 from pgqueue.worker.slots import Slots
 from pgqueue.worker.threads import WorkerThread, wait_until
 from pgqueue.worker.timers import Timers
@@ -140,7 +142,7 @@ class Supervisor:
         """Run until ``is_over()`` or, with ``until_empty``, until no job is left."""
         runtime = self._runtime
         try:
-            runtime.children.start()
+            runtime.children.start(partial(steps_in_child, runtime))
             self._prepare(is_over)
         except BaseException:
             self._close()  # no thread was started
@@ -191,7 +193,7 @@ class Supervisor:
             nonlocal coordinator
             schema.verify(connection)
             self._admitter.look_for_limits(connection)
-            if any(task.is_transactional for task in self._runtime.tasks.values()):
+            if any(task.injection.parameters for task in self._runtime.tasks.values()):
                 self._runtime.isolation_level = isolation_of(self._application_engine)
             coordinator = self._coordinator()
             return True

@@ -25,9 +25,9 @@ from typing import Any
 
 import process_tasks
 import pytest
-from sqlalchemy import Engine, select, text
-from sqlalchemy.orm import scoped_session, sessionmaker
-from worker_rig import Rig, endings, promised, wait_until
+from sqlalchemy import Engine, create_engine, select, text
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from worker_rig import Rig, endings, promised, running, wait_until
 
 from pgqueue import (
     AttemptEnded,
@@ -37,6 +37,7 @@ from pgqueue import (
     Job,
     JobAttempt,
     JobContext,
+    LeaseLost,
     OptionError,
     PgQueue,
     Retry,
@@ -899,3 +900,72 @@ def test_a_thread_that_a_handler_has_left_reports_nothing_of_the_next_job(queue:
     assert endings(Worker(queue, concurrency=1)) == {"succeeded": 2}
     notes = [(job_of(queue, job).progress or {})["note"] for job in jobs]
     assert notes == [f"of job {job}" for job in jobs]
+
+
+def test_a_child_records_steps_of_its_own(queue: PgQueue) -> None:
+    def charge(session: Session, amount: int) -> int:
+        tells.enqueue(session, amount)
+        return os.getpid()
+
+    def handler(ctx: JobContext) -> list[int]:
+        first = ctx.step("charge", charge, 7)
+        if ctx.attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ctx.sleep("a moment", timedelta(milliseconds=1))
+        return [first, os.getpid(), *ctx.gather("both", [doubled.job(1), doubled.job(2)])]
+
+    tells = queue.task(name="tells")(lambda amount: amount)
+    doubled = queue.task(name="doubled")(lambda number: 2 * number)
+    job = in_child(queue, handler, max_attempts=3).delay().id
+
+    with running(Worker(queue, concurrency=2)):
+        wait_until(lambda: job_of(queue, job).finished_at is not None)
+
+    charged_by, ended_by, *doubles = result(queue, job)
+    assert doubles == [2, 4]
+    assert len({charged_by, ended_by, os.getpid()}) == 3
+    with queue.session() as session:
+        told = session.scalars(select(Job).where(Job.task == "tells")).all()
+    assert [one.result for one in told] == [7], "the step has run and enqueued once"
+
+
+def test_a_child_whose_lease_has_passed_on_records_no_step(queue: PgQueue, tmp_path: Path) -> None:
+    runs, go, lost = (tmp_path / name for name in ("runs", "go", "lost"))
+
+    def handler(ctx: JobContext) -> None:
+        runs.touch()
+        wait_until(go.exists)
+        try:
+            ctx.step("late", lambda: 1)
+        except LeaseLost:
+            lost.touch()
+
+    in_child(queue, handler).delay()
+    with running(Worker(queue, concurrency=1)):
+        wait_until(runs.exists)
+        with queue.session() as session, session.begin():
+            session.execute(text("UPDATE pgqueue.leases SET attempt = attempt + 1"))
+        go.touch()
+        wait_until(lost.exists)
+
+    assert lost.exists()
+    with queue.session() as session:
+        assert session.execute(text("SELECT count(*) FROM pgqueue.job_steps")).scalar() == 0
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_a_step_has_the_isolation_level_of_the_engine(database_url: str, executor: Any) -> None:
+    engine = create_engine(database_url, isolation_level="REPEATABLE READ")
+    queue = PgQueue(engine)
+
+    def level(session: Session) -> Any:
+        return session.execute(text("SHOW transaction_isolation")).scalar()
+
+    def handler(ctx: JobContext) -> Any:
+        return ctx.step("level", level)
+
+    job = in_child(queue, handler, executor=executor).delay().id
+    Worker(queue, concurrency=1).run_until_empty(timeout=60)
+
+    assert result(queue, job) == "repeatable read"
+    engine.dispose()

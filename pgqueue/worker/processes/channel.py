@@ -9,8 +9,10 @@ import socket
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from pgqueue.outcomes import Outcome
+from pgqueue.repository.claim import Claimed
 
 LENGTH = struct.Struct("!I")
 """Stands before each message."""
@@ -24,6 +26,14 @@ STOP = 0
 
 Wait = Callable[[int], object]
 """Waits for an event of ``select.poll``; raises if the other side will never be ready."""
+
+
+class ChildJob(NamedTuple):
+    """A job for a child."""
+
+    claimed: Claimed
+    worker_id: UUID
+    """That of its lease."""
 
 
 class ChildAnswer(NamedTuple):

@@ -8,22 +8,27 @@ import threading
 
 # That of ``signal`` makes enums, which takes ten times as long.  Typeshed has no stub for it.
 from _signal import getsignal  # type: ignore[import-not-found]
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
-from pgqueue.context import Around, Progress
-from pgqueue.handler.attempt import context_of
+from pgqueue.context import Around, Progress, Steps
+from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.call import call
 from pgqueue.handler.outcome import after_error
 from pgqueue.handler.outcome import logger as attempts_logger
-from pgqueue.repository.claim import Claimed
 from pgqueue.tasks import Task
-from pgqueue.worker.processes.channel import NOTICE, STOP, BadMessage, Channel, ChildAnswer
+from pgqueue.worker.processes.channel import (
+    NOTICE,
+    STOP,
+    BadMessage,
+    Channel,
+    ChildAnswer,
+    ChildJob,
+)
 from pgqueue.worker.processes.server import flush
 
 REPORT_EVERY = 1.0
@@ -33,28 +38,30 @@ LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 Tasks = Mapping[str, Task[..., Any]]
+StepsOf = Callable[[RunningAttempt], Steps]
+"""Makes the steps of an attempt, which a child records itself, on a connection of its own."""
 
 
-def run_jobs(tasks: Tasks, around: Around, jobs: socket.socket, notices: socket.socket) -> None:
+def run_jobs(
+    tasks: Tasks, around: Around, steps_of: StepsOf, jobs: socket.socket, notices: socket.socket
+) -> None:
     """The child process, until its worker has ended."""
     attempts_logger.disabled = True  # the worker logs the outcomes
     channel, notes, sending = Channel(jobs), _Notices(notices), Lock()
     child, untouched = os.getpid(), _state()
     while True:
         try:
-            claimed: Claimed = channel.receive()
+            job: ChildJob = channel.receive()
         except EOFError:
             return
-        task, reports = tasks[claimed.task], _Reports(channel, sending)
+        claimed, reports = job.claimed, _Reports(channel, sending)
+        task = tasks[claimed.task]
         notes.read()  # those for earlier jobs, which their handlers have not read
-        context = context_of(
-            claimed,
-            cancelled=partial(notes.is_cancelled, claimed.message_id),
-            stopping=notes.is_stopping,
-            reporting=reports.report,
-        )
+        attempt = _Attempt(job, task, notes, reports)
+        attempt.steps = steps_of(attempt)
         try:
             with _limited_memory(task):
+                context = attempt.context()
                 outcome = copy_context().run(call, task, claimed, context, around=around)
         except MemoryError as error:
             outcome = after_error(task, claimed, error)
@@ -121,6 +128,28 @@ class _Notices:
                     self._is_stopping = True
                 else:
                     self._cancelled = number
+
+
+class _Attempt(RunningAttempt):
+    """An attempt in its child: what the worker knows of it comes as notices."""
+
+    def __init__(
+        self, job: ChildJob, task: Task[..., Any], notes: _Notices, reports: "_Reports"
+    ) -> None:
+        super().__init__(
+            job.claimed,
+            task,
+            worker_id=job.worker_id,
+            stopping=Event(),
+            report=lambda _, progress: reports.report(progress),
+        )
+        self._notes = notes
+
+    def is_cancelled(self) -> bool:
+        return self._notes.is_cancelled(self.claimed.message_id)
+
+    def is_stopping(self) -> bool:
+        return self._notes.is_stopping()
 
 
 class _LaterReport(threading.Timer):

@@ -31,8 +31,15 @@ from pgqueue.outcomes import (
     Retried,
     Unreadable,
 )
-from pgqueue.worker.processes.channel import NOTICE, STOP, BadMessage, Channel, ChildAnswer
-from pgqueue.worker.processes.child import Tasks, run_jobs
+from pgqueue.worker.processes.channel import (
+    NOTICE,
+    STOP,
+    BadMessage,
+    Channel,
+    ChildAnswer,
+    ChildJob,
+)
+from pgqueue.worker.processes.child import StepsOf, Tasks, run_jobs
 from pgqueue.worker.processes.server import FORK, NUMBER, kill_group, start_server
 from pgqueue.worker.threads import wait_until
 
@@ -73,10 +80,10 @@ class ProcessPool:
         self._server = 0
         self._noted: set[str] = set()
 
-    def start(self) -> None:
+    def start(self, steps_of: StepsOf) -> None:
         """Fork the server.  Call it before the worker starts threads and opens connections."""
         if self._is_needed:
-            self._server, self._control = start_server(self._run_jobs)
+            self._server, self._control = start_server(partial(self._run_jobs, steps_of))
             self._control.settimeout(STARTS_WITHIN)
 
     @property
@@ -280,7 +287,7 @@ class ChildProcess:
         attempt.begin()
         wait_for = partial(self._wait_for, until=attempt.deadline)
         try:
-            self._jobs.send(attempt.claimed, wait_for)
+            self._jobs.send(ChildJob(attempt.claimed, attempt.worker_id), wait_for)
             self.notify(attempt)
             while isinstance(message := self._jobs.receive(wait_for), Progress):
                 attempt.report(message)
