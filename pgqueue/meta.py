@@ -21,6 +21,8 @@ OF_BATCH = f"{RESERVED}batch"
 """The key of a job's batch: a claim returns the meta, so its worker knows the batch."""
 OF_WORKFLOW = f"{RESERVED}workflow"
 """The key of a job's workflow."""
+COPY_OF = f"{RESERVED}copy_of"
+"""The key of the job of which a restart of its workflow has made this copy."""
 RUNS_WHEN = f"{RESERVED}when"
 """The key of the outcomes with which a job runs, of what it waits for.  Without it: succeeded."""
 

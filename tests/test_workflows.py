@@ -661,3 +661,87 @@ def test_a_workflow_of_which_nothing_comes_back_stays_ended(rig: Rig, session: S
     rig.failing.clear()
     rig.work()
     assert rig.ran == ["after the other", "done", "bad"]
+
+
+class TestRestart:
+    """A restart copies a job and what follows it; the copies read what is old."""
+
+    def test_copies_read_the_results_of_old_jobs(self, rig: Rig, session: Session) -> None:
+        queue = rig.queue
+
+        @queue.task
+        def add_up(session: Session, ctx: JobContext) -> list[str]:
+            return sorted(queue.results(session, ctx.job_id, rig.note))
+
+        @queue.task
+        def end(workflow_id: int) -> None:
+            rig.append(f"end of {workflow_id}")
+
+        with session.begin(), queue.workflow(session, "w", on_success=end) as flow:
+            first = flow.add(rig.note.job("first"))
+            with flow.group("parts", after=first) as parts:
+                parts.add(rig.note.job("a"))
+                again = parts.add(rig.note.job("b"))
+            total = flow.add(add_up.job(), after=parts)
+            flow.add(rig.note.job("last"), after=total)
+            ids = (flow.id, again.id)
+        with running(Worker(queue)):
+            wait_until(lambda: len(rig.ran) == 5)
+            rig.ran.clear()
+
+            with session.begin():
+                new_id = queue.restart_workflow(session, ids[1])
+            wait_until(lambda: len(rig.ran) == 3)
+
+        assert rig.ran == ["b", "last", f"end of {new_id}"]
+        with session.begin():
+            old, new = (queue.get_batch(session, id) for id in (ids[0], new_id))
+            results = [job.result for job in session.scalars(select(Job).order_by(Job.id))]
+            assert [violation.rule for violation in queue.check(session)] == []
+        assert (old.outcome, old.total) == ("succeeded", 5)
+        assert (new.name, new.outcome, new.total) == ("w", "succeeded", 3)
+        assert results.count(["a", "b"]) == 2, "the copy has read the old a and the new b"
+
+    def test_a_copy_waits_again_for_what_waits_again(self, rig: Rig, session: Session) -> None:
+        with session.begin(), rig.queue.workflow(session) as flow:
+            jobs = [flow.add(rig.note.job("0"))]
+            for n in range(1, 5):
+                jobs.append(flow.add(rig.note.job(str(n)), after=[jobs[n - 1], jobs[0]]))
+            second = jobs[1].id
+        Worker(rig.queue).run_until_empty(timeout=60)
+
+        with session.begin():
+            new_id = rig.queue.restart_workflow(session, second)
+            statuses = session.scalars(
+                select(Job.status).where(Job.id > jobs[-1].id).order_by(Job.id)
+            ).all()
+        Worker(rig.queue).run_until_empty(timeout=60)
+
+        assert statuses == [JobStatus.BLOCKED] * 4
+        assert rig.ran == ["0", "1", "2", "3", "4", "1", "2", "3", "4"]
+        with session.begin():
+            assert rig.queue.get_batch(session, new_id).outcome == "succeeded"
+
+    def test_what_cannot_be_restarted_is_refused(self, rig: Rig, session: Session) -> None:
+        queue, unique = rig.queue, rig.note.options(unique_key="k")
+        with session.begin(), queue.workflow(session, on_success=rig.note_id) as flow:
+            first = flow.add(unique.job("x")).id
+        with session.begin():
+            plain = rig.note.enqueue(session, "plain").id
+
+        def refused(job_id: int, error: type[PgQueueError] = OptionError) -> str:
+            with pytest.raises(error) as caught, session.begin():
+                queue.restart_workflow(session, job_id)
+            return str(caught.value)
+
+        assert "belongs to no workflow" in refused(plain)
+        assert "has not ended" in refused(first)
+        Worker(queue).run_until_empty(timeout=60)
+        with session.begin():
+            callback = queue.get_batch(session, flow.id).callback_id
+            holder = unique.enqueue(session, "y").id
+        assert callback is not None
+        assert "callback" in refused(callback)
+        assert f"unique key 'k' of job {first}" in refused(first, DuplicateJob)
+        with session.begin():
+            assert set(session.scalars(select(Job.id))) == {first, callback, plain, holder}

@@ -16,7 +16,7 @@ from pgqueue.cli.lists import batches, failures, health, limits, log, stats, sta
 from pgqueue.cli.options import APP, URL, verbose_option
 from pgqueue.cli.pauses import pause, resume, set_limit
 from pgqueue.cli.tables import grant, prune, revision, revoke, upgrade
-from pgqueue.cli.verbs import JOB_COMMANDS, go_on, mute, quiet, schedules, signal, try_one
+from pgqueue.cli.verbs import JOB_COMMANDS, go_on, mute, quiet, restart, schedules, signal, try_one
 from pgqueue.cli.working import worker
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -111,6 +111,6 @@ for command in (
     *(worker, status, workers, health, doctor, quiet),
     *(jobs, enqueue, *JOB_COMMANDS),
     *(pause, resume, limits, set_limit, batches, schedules),
-    *(failures, try_one, mute, signal, stats, log, go_on, dashboard),
+    *(failures, try_one, mute, restart, signal, stats, log, go_on, dashboard),
 ):
     main.add_command(command)

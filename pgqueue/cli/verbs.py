@@ -308,6 +308,26 @@ def mute(given: CliState, error: int, task: str, hours: int, reason: str, as_jso
 
 
 @click.command()
+@click.argument("job_id", metavar="JOB", type=as_job_id)
+@reason_option
+@on_database_with_json
+def restart(given: CliState, job_id: int, reason: str, as_json: bool) -> None:
+    """Start a workflow that has ended again from a job on.
+
+    Makes a new workflow with copies of the job and of all jobs that follow it.  To let a failed
+    job and what was skipped after it run again, use `requeue`.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue restart 4711
+    """
+    workflow_id = operator_of(given.database(), reason).restart_workflow(job_id)
+    if as_json:
+        print_json({"workflow": workflow_id, "from_job": job_id})
+    else:
+        click.echo(f"started as workflow {workflow_id}")
+
+
+@click.command()
 @click.argument("name")
 @click.argument("key", default="")
 @click.argument("payload", metavar="[JSON]", default="null", type=as_json_value)

@@ -373,6 +373,14 @@ class Operator:
                 self._note(session, "quiet", {"worker": str(worker_id)})
         return is_quiet
 
+    def restart_workflow(self, job_id: int) -> int:
+        """Start a workflow again from a job on, as :meth:`PgQueue.restart_workflow` does."""
+        with self._begin() as session:
+            workflow_id = self.queue.restart_workflow(session, job_id)
+            target = {"workflow": str(workflow_id)}
+            self._note(session, "restart_workflow", target, job_ids=[job_id])
+        return workflow_id
+
     def signal(self, name: str, key: str | int | UUID = "", payload: Any = None) -> int:
         """Send a signal, as :meth:`PgQueue.signal` does.  The log has its name and key, and not
         its payload."""
@@ -535,6 +543,7 @@ class AsyncOperator:
     trigger_schedule = _in_thread(Operator.trigger_schedule)
     remove_schedule = _in_thread(Operator.remove_schedule)
     quiet = _in_thread(Operator.quiet)
+    restart_workflow = _in_thread(Operator.restart_workflow)
     signal = _in_thread(Operator.signal)
     mute_error = _in_thread(Operator.mute_error)
     try_one = _in_thread(Operator.try_one)

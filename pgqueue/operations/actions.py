@@ -34,6 +34,7 @@ class Target(StrEnum):
     WORKER = "worker"
     ERROR = "error"
     SIGNAL = "signal"
+    WORKFLOW = "workflow"
     ACTION = "action"
 
 
@@ -376,6 +377,13 @@ _ON_OTHERS = (
         target=Target.WORKER,
         right="workers",
         help="Make a worker claim no more jobs.",
+    ),
+    Action(
+        name="restart_workflow",
+        command="restart",
+        target=Target.WORKFLOW,
+        right="requeue",
+        help="Start a workflow again from a job on, as a new workflow.",
     ),
     Action(
         name="signal",

@@ -30,7 +30,7 @@ from pgqueue.database.callers import (
     may_notify,
     translated_errors,
 )
-from pgqueue.errors import ArgumentsError, OptionError, PayloadError
+from pgqueue.errors import ArgumentsError, DuplicateJob, OptionError, PayloadError
 from pgqueue.handler.error_reports import storable_result
 from pgqueue.models import UNFINISHED, JobStatus
 from pgqueue.operations.actions import ON_JOBS, ActionContext
@@ -44,6 +44,7 @@ from pgqueue.repository.job_state import JobState, JobStates
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.limits import Limits, LimitState
 from pgqueue.repository.pauses import Pauses
+from pgqueue.repository.restart import Restarts
 from pgqueue.repository.signals import Signals
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.repository.workflows import Workflows
@@ -313,6 +314,56 @@ class Operations:
         JobNotFound.
         """
         return self._act("run_now", session, job_id)
+
+    @translated_errors()
+    def restart_workflow(self, session: AnySession, job_id: int) -> int:
+        """Start a workflow that has ended again, from one of its jobs on, as a new workflow.
+
+        The new workflow has copies of the job and of all jobs that follow it, and of the callbacks.
+        A copy that waited for other jobs too reads their old results.  The old workflow stays as
+        it is.  A requeue, in contrast, lets the same jobs run again, and is for those that have
+        failed or were cancelled.
+
+        Args:
+            session: A Session or Connection.
+            job_id: A job of the workflow, however it has ended.
+
+        Returns:
+            The id of the new workflow.  Its first job starts within two seconds after the commit.
+
+        Raises:
+            JobNotFound: There is no such job.
+            OptionError: The job belongs to no workflow, or to one that has not ended, or is its
+                callback.
+            DuplicateJob: Another job holds the unique key of a job that would be copied.
+
+        Example:
+            >>> queue.restart_workflow(session, load.id)
+        """
+        where = f"restart from job {checked_id(job_id)}"
+        connection = in_transaction(session, where)
+        Jobs(connection).lock(job_id)
+        restarts = Restarts(connection)
+        workflow = restarts.workflow_of(job_id)
+        if workflow is None:
+            raise OptionError(f"{where}: it belongs to no workflow; enqueue it again")
+        if not workflow.has_ended:
+            raise OptionError(
+                f"{where}: its workflow {workflow.id} has not ended; wait for its end, or cancel "
+                "its jobs"
+            )
+        if not workflow.is_member:
+            raise OptionError(
+                f"{where}: it is a callback of workflow {workflow.id}; requeue it, or enqueue it "
+                "again"
+            )
+        nodes, taken = restarts.following(job_id, workflow)
+        if taken:
+            raise DuplicateJob(
+                f"{where}: another job holds the unique key {nodes[taken[0]]!r} of job {taken[0]}, "
+                "which would be copied; nothing was changed"
+            )
+        return restarts.restart(workflow, nodes)
 
     @translated_errors()
     def signal(

@@ -213,7 +213,10 @@ def holder_of_job() -> sa.Executable:
 def batches_of_job() -> sa.Executable:
     """The batches to which a job belongs."""
     return (
-        sa.select(batches.c.id, batches.c.name, batches.c.callback_id)
+        sa.select(
+            *(batches.c.id, batches.c.name, batches.c.callback_id),
+            sa.and_(batches.c.is_workflow, batches.c.ended_at.is_not(None)),
+        )
         .join_from(batch_jobs, batches, batches.c.id == batch_jobs.c.batch_id)
         .where(batch_jobs.c.job_id == JOB)
         .order_by(batches.c.id)
@@ -455,6 +458,7 @@ class BatchOfJob(NamedTuple):
     name: str | None
     callback_id: int | None
     """The job that the end of the batch has enqueued."""
+    is_ended_workflow: bool
 
 
 class StepOfJob(NamedTuple):

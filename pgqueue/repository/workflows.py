@@ -96,7 +96,7 @@ def restore_jobs() -> sa.Executable:
         jobs.c.id != sa.all_(array_parameter("job_ids", sa.BigInteger)),
         jobs.c.outcome.is_not(None),
         sa.or_(is_skipped(), is_own),
-        ~_is_key_taken(),
+        ~is_key_taken(),
         keep_steps=False,  # what they have read may change
     )
 
@@ -161,7 +161,7 @@ def _watching_nothing(rows: sa.Select[Any]) -> sa.Insert:
     )
 
 
-def _is_key_taken() -> sa.ColumnElement[bool]:
+def is_key_taken() -> sa.ColumnElement[bool]:
     """Whether another job holds the unique key of a job."""
     held = sa.alias(jobs, "held")
     same = sa.and_(held.c.held_unique_key == jobs.c.unique_key, held.c.held_unique_key.is_not(None))

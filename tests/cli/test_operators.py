@@ -13,7 +13,7 @@ from shop_rig import command
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from chaos.interleavings.logical_workers import committed, execute
-from pgqueue import Limit, PgQueue, Secret
+from pgqueue import Limit, PgQueue, Secret, Worker
 from pgqueue.schema import grant
 from pgqueue.tables import WorkerProcess
 
@@ -92,6 +92,20 @@ class TestWhatIsWritten:
         )
         assert found["jobs"] == (1 if set(target) & {"jobs", "filter"} or "trigger" in words else 0)
         assert found["finished_at"] is not None
+
+    def test_a_restart_is_logged_with_its_new_workflow(self, queue: PgQueue) -> None:
+        with queue.session() as session, session.begin(), queue.workflow(session) as flow:
+            job_id = flow.add(queue.tasks["send"].job("bob")).id
+        with queue.session() as session, session.begin():
+            queue.cancel(session, job_id)
+        Worker(queue).run_until_empty(timeout=60)
+
+        ended = command(queue, "restart", str(job_id))
+
+        assert ended.stdout == "started as workflow 2\n"
+        [found] = log(queue)
+        assert (found["action"], found["target"]) == ("restart_workflow", {"workflow": "2"})
+        assert (found["jobs"], found["first_ids"]) == (1, [job_id])
 
     def test_pgqueue_actor_names_another_actor(
         self, queue: PgQueue, monkeypatch: pytest.MonkeyPatch

@@ -275,6 +275,24 @@ def test_a_job_names_what_stands_before_and_after_it(queue: PgQueue) -> None:
     assert "Followed by" not in Visitor(queue, queues={"mail"}).text("/jobs/1")
 
 
+def test_a_workflow_that_has_ended_is_started_again_from_a_job(queue: PgQueue) -> None:
+    note = queue.task(name="note", queue="mail")(lambda n: None)
+    with queue.session() as session, session.begin(), queue.workflow(session) as flow:
+        flow.add(note.job(2), after=flow.add(note.job(1)))
+    ann, button = Visitor(queue), "Restart the workflow from here"
+    before = ann.text("/jobs/2")
+    Worker(queue).run_until_empty(timeout=60)
+
+    answer = ann.post("/jobs/2/restart")
+
+    assert button not in before
+    assert button in ann.text("/jobs/2")
+    assert "/batches/2" in answer.headers["Location"]
+    assert "Unfinished 1" in ann.text("/batches/2")
+    assert button not in Visitor(queue, queues={"mail"}).text("/jobs/2")
+    assert Visitor(queue, queues={"mail"}).post("/jobs/2/restart").status_code == 403
+
+
 def test_what_is_to_come_has_not_happened(queue: PgQueue) -> None:
     scheduled(queue)
 

@@ -147,6 +147,9 @@ def job(request: Request, job_id: int) -> Page:
         schedule=schedule_of(found),
         follow_up=follow_up_of(found),
         link=lambda kind, name: _href(request, kind, name),
+        may_restart=request.may("requeue")
+        and not request.access.is_limited
+        and any(batch.is_ended_workflow for batch in found.batches),
         may_edit=_may_edit(request, found, task),
         may_copy=request.may("enqueue") and _is_template(request, found, task),
         buttons=[
@@ -165,6 +168,16 @@ def act_on_job(request: Request, job_id: int, action: str) -> Done:
         raise Refused(f"nothing was changed: job {outcome.left[0]}", 409)
     [change] = outcome.counts
     return Done(f"Job {job_id}: {change.replace('_', ' ')}", to=request.url("job", job_id=job_id))
+
+
+def restart_workflow(request: Request, job_id: int) -> Done:
+    """Start the workflow of a job again from the job on."""
+    known(request, job_id)
+    if request.access.is_limited:
+        raise Refused("a restart copies jobs that you may not see; none was made", 403)
+    new_id = request.operator.restart_workflow(job_id)
+    words = f"Started the workflow again from job {job_id}"
+    return Done(words, to=request.url("batch", batch_id=new_id))
 
 
 def send_signal(request: Request, job_id: int) -> Done:
@@ -303,6 +316,7 @@ def _route(action: Action) -> Route:
 
 ROUTES = [
     Route("/jobs/<int:job_id>", job),
+    Route("/jobs/<int:job_id>/restart", restart_workflow, method="POST", right="requeue"),
     Route("/jobs/<int:job_id>/signal", send_signal, method="POST", right="signals"),
     *(_route(ON_JOBS[name]) for name in BUTTONS),
 ]
