@@ -135,7 +135,7 @@ class WorkerCollector(Collector):
                 try:
                     with own_connection(self._engine, settings, purpose="metrics") as connection:
                         health = Health(connection)
-                        # The cheapest first: a backlog hides the others no more than itself.
+                        # The cheapest first: a count that takes too long hides those after it.
                         self._counts += _of_batches(health.open_batches())
                         self._counts += _of_waits(health.waiting_for_others())
                         self._counts += _of_queues(largest(health.depths()))

@@ -98,16 +98,24 @@ def test_a_blocked_job_is_found_by_what_it_waits_for(queue: PgQueue, session: Se
         assert_blocked(session, flow.load, after="extract")  # type: ignore[arg-type]
 
 
-def test_a_job_whose_predecessors_have_ended_is_not_blocked(
-    queue: PgQueue, session: Session
-) -> None:
+def test_no_job_waits_for_one_that_has_ended(queue: PgQueue, session: Session) -> None:
     queue.bind(session.connection())
-    flow = Import(queue, session)
+
+    @queue.task(name="note")
+    def note(word: str) -> None: ...
+
+    with queue.workflow(session) as flow:
+        first = flow.add(note.job("first"))
+        later = flow.add(note.options(delay=timedelta(days=1)).job("later"))
+        last = flow.add(note.job("last"), after=[first, later])
     run_jobs(session, queue=queue)
 
-    for after in (None, flow.first, flow.transform):
-        with pytest.raises(AssertionError):
-            assert_blocked(session, flow.load, after=after)
+    assert assert_blocked(session, note, after=later) is last
+    with pytest.raises(AssertionError):
+        assert_blocked(session, note, after=first)
+    run_jobs(session, queue=queue, until=timedelta(days=2))
+    with pytest.raises(AssertionError):
+        assert_blocked(session, note)
 
 
 def test_a_failed_assertion_names_what_waits_for_what(queue: PgQueue, session: Session) -> None:
