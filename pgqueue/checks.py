@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from pgqueue.errors import ArgumentsError, OptionError
+from pgqueue.errors import ArgumentsError, OptionError, PgQueueError
 
 Check = Callable[[Any], str | None]
 """Takes a value and returns the end of a message, what to give instead; None for a right value."""
@@ -230,6 +230,14 @@ def checked_id(id: Any, of: str = "job") -> int:
     if not -BIGINT <= id < BIGINT:
         raise ArgumentsError(f"{quoted(id)} is too large for a {of}'s id: give {of}.id")
     return id
+
+
+def check_step_name(where: str, name: Any) -> None:
+    """Raise PgQueueError if a step cannot have this name."""
+    if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 200:
+        raise PgQueueError(
+            f"{where}: the name of a step is {name!r}; give 1 to 200 printable characters"
+        )
 
 
 OWN_SIGNALS = "pgqueue."

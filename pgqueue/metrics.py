@@ -9,6 +9,7 @@ import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -32,7 +33,7 @@ from pgqueue.errors import PgQueueError
 from pgqueue.events import AttemptEnded
 from pgqueue.job_queue import PgQueue
 from pgqueue.outcomes import AttemptEnd
-from pgqueue.repository.health import Health, QueueDepth
+from pgqueue.repository.health import Health, OpenBatches, QueueDepth, WaitingForOthers
 from pgqueue.worker import Worker
 from pgqueue.worker.health import WorkerHealth
 
@@ -41,7 +42,8 @@ logger = redaction.logger(__name__)
 DEPTHS_EVERY = 15.0
 """Seconds for which the depths of the queues are kept: a scrape more often reads them once."""
 DEPTHS_WITHIN = "5000"
-"""Milliseconds in which PostgreSQL must count the waiting jobs, or their metrics are left out."""
+"""Milliseconds in which PostgreSQL must answer each statement that counts; without an answer, its
+metrics and those of the next ones are left out."""
 BUCKETS = (0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14400)
 """Seconds; jobs last from milliseconds to hours."""
 
@@ -94,13 +96,13 @@ class AttemptMetrics:
 
 
 class WorkerCollector(Collector):
-    """Reads the state of the worker and the depths of the queues at each scrape."""
+    """Reads the state of the worker, the depths of the queues and what is open at each scrape."""
 
     def __init__(self, worker: Worker, queue: PgQueue) -> None:
         self._worker = worker
         # Now: the threads of the server have no application context of a framework.
         self._engine = queue.engine
-        self._depths: list[QueueDepth] = []
+        self._counts: list[Metric] = []
         self._read_at = float("-inf")
         self._reading = threading.Lock()
 
@@ -121,21 +123,26 @@ class WorkerCollector(Collector):
                 ("pgqueue_attempts_stale", "Attempts whose lease had passed on.", health.stale),
             ):
                 yield GaugeMetricFamily(name, words, value=value)
-        yield from _of_queues(self._current_depths())
+        yield from self._current_counts()
 
-    def _current_depths(self) -> list[QueueDepth]:
-        """The depths, read at most once in some seconds; none if the database cannot be read."""
+    def _current_counts(self) -> list[Metric]:
+        """What the database counts, read at most once in some seconds; without what cannot be
+        read."""
         with self._reading:
             if time.monotonic() - self._read_at >= DEPTHS_EVERY:
                 settings = {**OWN, "statement_timeout": DEPTHS_WITHIN}
+                self._counts = []
                 try:
                     with own_connection(self._engine, settings, purpose="metrics") as connection:
-                        self._depths = largest(Health(connection).depths())
+                        health = Health(connection)
+                        # The cheapest first: a count that takes too long hides those after it.
+                        self._counts += _of_batches(health.open_batches())
+                        self._counts += _of_waits(health.waiting_for_others())
+                        self._counts += _of_queues(largest(health.depths()))
                 except (SQLAlchemyError, PgQueueError) as error:
                     logger.warning("the waiting jobs could not be counted: %s", error)
-                    self._depths = []
                 self._read_at = time.monotonic()
-            return self._depths
+            return self._counts
 
 
 def largest(depths: Iterable[QueueDepth]) -> list[QueueDepth]:
@@ -153,6 +160,27 @@ def largest(depths: Iterable[QueueDepth]) -> list[QueueDepth]:
             total = (waiting + depth.waiting, due + depth.due, max(ages, default=None))
             rest[limit] = QueueDepth(OTHER, limit, *total)
     return [*(depth for depth in depths if depth.queue in own), *rest.values()]
+
+
+def _of_batches(found: Iterable[OpenBatches]) -> Iterable[Metric]:
+    words = "Batches and workflows that have not ended."
+    number = GaugeMetricFamily("pgqueue_batches_open", words, labels=["kind"])
+    words = "How long ago the oldest batch or workflow that has not ended was created."
+    age = GaugeMetricFamily("pgqueue_oldest_batch_seconds", words, labels=["kind"])
+    by_kind = {each.is_workflow: each for each in found}
+    for is_workflow, kind in ((False, "batch"), (True, "workflow")):
+        each = by_kind.get(is_workflow, OpenBatches(is_workflow, 0, timedelta(0)))
+        number.add_metric([kind], each.batches)
+        age.add_metric([kind], each.oldest.total_seconds())
+    return number, age
+
+
+def _of_waits(waiting: WaitingForOthers) -> Iterable[Metric]:
+    for name, words, value in (
+        ("jobs", "Jobs that wait for other jobs.", waiting.jobs),
+        ("signals", "Jobs that wait for a signal.", waiting.signals),
+    ):
+        yield GaugeMetricFamily(f"pgqueue_jobs_waiting_for_{name}", words, value=value)
 
 
 def _of_queues(depths: Iterable[QueueDepth]) -> Iterable[Metric]:

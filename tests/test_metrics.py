@@ -22,12 +22,14 @@ from shop_rig import PATIENCE, pgqueue, running_worker, wait_until, write_shop
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from pgqueue import Limit, PgQueue, Retry, Worker
+from pgqueue import JobContext, Limit, PgQueue, Retry, Worker
 from pgqueue.metrics import MOST_CONNECTIONS, MOST_QUEUES, OTHER, serving
 from pgqueue.repository.health import LONGEST_SILENCE
 from pgqueue.worker.health import WorkerHealth
 
-DEPLOY = Path(__file__).parents[1] / "examples" / "monitoring"
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "examples" / "monitoring"
+MONITORING_PAGE = ROOT / "docs" / "how-to" / "monitoring.md"
 
 
 @pytest.fixture
@@ -36,10 +38,10 @@ def queue(engine: Engine) -> PgQueue:
 
 
 def samples(port: int) -> dict[tuple[str, ...], float]:
-    """Each sample by its name and its queue, task, outcome and limit, as far as it has them."""
+    """Each sample by its name and its labels, as far as it has them."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
         families = text_string_to_metric_families(answer.read().decode())
-    labels = ("queue", "task", "outcome", "limit")
+    labels = ("queue", "task", "outcome", "limit", "kind")
     return {
         (
             sample.name,
@@ -119,6 +121,56 @@ def test_jobs_that_limits_block_are_counted_by_limit_and_age_their_queue(
     assert ("pgqueue_jobs_due", "crm") not in found  # no worker could start one
 
 
+def test_what_waits_for_jobs_and_signals_is_counted_with_the_open_batches(
+    queue: PgQueue, engine: Engine
+) -> None:
+    @queue.task(name="note")
+    def note(word: str) -> None: ...
+
+    @queue.task(name="tell")
+    def tell(batch_id: int) -> None: ...
+
+    @queue.task(name="wait")
+    def wait(ctx: JobContext, key: int) -> None:
+        ctx.wait_for("paid", key)
+
+    @queue.task(name="gather")
+    def gather(ctx: JobContext) -> None:
+        ctx.gather("notes", [note.options(delay=timedelta(hours=1)).job("later")])
+
+    with Session(engine) as session, session.begin():
+        waits = wait.enqueue_many(session, [(key,) for key in range(3)])
+        gather.enqueue(session)
+        with queue.workflow(session, on_success=tell) as flow:
+            first = flow.add(note.options(delay=timedelta(hours=1)).job("first"))
+            parts = flow.add_many(note, [("a",), ("b",)], after=first)
+            flow.add(note.job("last"), after=parts)
+    worker = Worker(queue)
+    worker.run_until_empty()
+    with Session(engine) as session, session.begin():
+        queue.cancel(session, waits[0])  # its wait stays on record
+
+    with serving(worker, queue, port=0, registry=CollectorRegistry()) as port:
+        found = samples(port)
+
+    assert found[("pgqueue_jobs_waiting_for_signals",)] == 2
+    # Two parts, the last job, the callback, and the one that gathers.
+    assert found[("pgqueue_jobs_waiting_for_jobs",)] == 5
+    assert found["pgqueue_batches_open", "workflow"] == 1  # its group is none of its own
+    assert found["pgqueue_batches_open", "batch"] == 1
+    assert 0 < found["pgqueue_oldest_batch_seconds", "workflow"] < PATIENCE
+
+
+def test_the_metrics_of_batches_are_zero_if_none_is_open(queue: PgQueue) -> None:
+    with serving(Worker(queue), queue, port=0, registry=CollectorRegistry()) as port:
+        found = samples(port)
+
+    for kind in ("batch", "workflow"):
+        assert found["pgqueue_batches_open", kind] == 0
+        assert found["pgqueue_oldest_batch_seconds", kind] == 0
+    assert found[("pgqueue_jobs_waiting_for_jobs",)] == 0
+
+
 def test_clients_that_send_nothing_take_few_threads_and_keep_nobody_out(queue: PgQueue) -> None:
     with (
         serving(Worker(queue), queue, port=0, registry=CollectorRegistry()) as port,
@@ -128,7 +180,7 @@ def test_clients_that_send_nothing_take_few_threads_and_keep_nobody_out(queue: P
         for _ in range(10 * MOST_CONNECTIONS):
             idle.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
 
-        assert samples(port) == {}  # an answer: no worker runs, and no job waits
+        assert samples(port)
         assert len(set(threading.enumerate()) - before) <= MOST_CONNECTIONS
 
 
@@ -302,6 +354,13 @@ class TestMonitoringFiles:
 
         assert asked
         assert asked <= {f"{name}{suffix}" for name in known for suffix in suffixes}
+
+    def test_the_table_of_the_manual_has_all_metrics(self, known: set[str]) -> None:
+        page = MONITORING_PAGE.read_text("utf-8")
+        rows = [line for line in page.splitlines() if line.startswith("| `pgqueue_")]
+        names = {name for row in rows for name in re.findall(r"`(pgqueue_\w+)`", row)}
+
+        assert names == {name for name in known if not name.endswith("_created")}
 
     def test_the_grafana_dashboard_is_json_with_a_query_for_each_panel(self) -> None:
         dashboard = json.loads((DEPLOY / "dashboard.json").read_text())

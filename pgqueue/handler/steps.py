@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from pgqueue.batches import NewBatch
-from pgqueue.checks import LONGEST_DELAY, checked_signal, quoted
+from pgqueue.checks import LONGEST_DELAY, check_step_name, checked_signal, quoted
 from pgqueue.context import Around
 from pgqueue.database.callers import translated_errors
 from pgqueue.database.handlers import listeners_to_commit
@@ -334,10 +334,7 @@ class AttemptSteps:
                 f"{self._where}: an async handler awaits ctx.{kind}_async, and a plain one calls "
                 f"ctx.{kind}"
             )
-        if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 200:
-            raise PgQueueError(
-                f"{self._where}: the name of a step is {name!r}; give 1 to 200 printable characters"
-            )
+        check_step_name(self._where, name)
         if self._attempt.is_lost:
             raise self._lease_lost()
         if self._attempt.is_settled:

@@ -12,6 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 from pgqueue.repository.claim import Upcoming
 from pgqueue.repository.tables import (
     Executor,
+    blocked,
     clock,
     job_steps,
     jobs,
@@ -90,6 +91,15 @@ def bring_admissions_forward() -> sa.Executable:
 
 
 @cache
+def bring_blocked_jobs_forward() -> sa.Executable:
+    """The same for jobs that wait for others, which have no message until they are released."""
+    earlier = seconds(sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double))
+    later = jobs.c.run_at > pg.statement_timestamp()
+    job = sa.update(jobs).where(jobs.c.id == blocked.c.node_id, jobs.c.outcome.is_(None), later)
+    return job.values(run_at=jobs.c.run_at - earlier)
+
+
+@cache
 def bring_steps_forward() -> sa.Executable:
     """The same for the sleeps of jobs."""
     earlier = seconds(sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double))
@@ -110,7 +120,12 @@ class DueTimes:
 
     def bring_forward(self, seconds: float) -> None:
         """Make the jobs that are not due yet due this much earlier."""
-        for statement in (bring_forward(), bring_admissions_forward(), bring_steps_forward()):
+        for statement in (
+            bring_forward(),
+            bring_admissions_forward(),
+            bring_blocked_jobs_forward(),
+            bring_steps_forward(),
+        ):
             self._executor.execute(statement, {"seconds": seconds})
 
     def next_admission(self) -> Upcoming:

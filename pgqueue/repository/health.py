@@ -9,14 +9,19 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from pgqueue.models import SCHEMA, STATES, WAITING, JobStatus, State
+from pgqueue.repository.blocked import ZERO, is_unfinished
 from pgqueue.repository.reading import Moment, span
+from pgqueue.repository.signals import BATCH_HAS_ENDED, is_open_wait
 from pgqueue.repository.tables import (
     NEWLINE,
     SPACE,
     SUCCEEDED,
     Executor,
+    batches,
+    blocked,
     count_rows,
     dead_letters,
+    job_steps,
     jobs,
     leases,
     message_queue,
@@ -192,6 +197,33 @@ def depths() -> sa.Executable:
 
 
 @cache
+def waiting_for_others() -> sa.Executable:
+    """How many jobs wait for other jobs, and how many for a signal.
+
+    The first are blocked, or wait in ``ctx.gather`` as for a signal.  Reads all rows of ``blocked``
+    and all open waits, and of ``jobs`` those that wait for a signal.
+    """
+    blocked_jobs = sa.select(count_rows()).where(blocked.c.node_id > ZERO).scalar_subquery()
+    is_gather = job_steps.c.signal == sa.literal_column(f"'{BATCH_HAS_ENDED}'", sa.Text)
+    # A job that was cancelled keeps its wait.
+    waits = is_open_wait(), is_unfinished(job_steps.c.job_id)
+    counts = (blocked_jobs + count_rows().filter(is_gather), count_rows().filter(~is_gather))
+    return sa.select(*counts).select_from(job_steps).where(*waits)
+
+
+@cache
+def open_batches() -> sa.Executable:
+    """The batches and workflows that have not ended, and the age of the oldest.
+
+    Reads the rows of all open batches and groups.
+    """
+    age = span(pg.statement_timestamp() - pg.min(batches.c.created_at))
+    is_open = (batches.c.ended_at.is_(None), batches.c.workflow_id.is_(None))
+    kinds = sa.select(batches.c.is_workflow, count_rows(), age).where(*is_open)
+    return kinds.group_by(batches.c.is_workflow)
+
+
+@cache
 def settings() -> sa.Executable:
     """Settings of this session, and their sources."""
     return sa.text(
@@ -354,6 +386,23 @@ class QueueDepth(NamedTuple):
     """How long the oldest due job has been due; None if no job is due."""
 
 
+class WaitingForOthers(NamedTuple):
+    """How many jobs wait for what is neither a worker nor room in a limit."""
+
+    jobs: int
+    """Those that wait for other jobs, with the callbacks of batches."""
+    signals: int
+
+
+class OpenBatches(NamedTuple):
+    """The batches that have not ended, or the workflows."""
+
+    is_workflow: bool
+    batches: int
+    oldest: timedelta
+    """How long ago the oldest was created."""
+
+
 class Setting(NamedTuple):
     name: str
     value: str
@@ -420,6 +469,14 @@ class Health:
     def depths(self) -> list[QueueDepth]:
         """The queues in which jobs wait, and for each limit the jobs that it blocks."""
         return [QueueDepth(*row) for row in self._executor.execute(depths())]
+
+    def waiting_for_others(self) -> WaitingForOthers:
+        """How many jobs wait for other jobs, and how many for a signal."""
+        return WaitingForOthers(*self._executor.execute(waiting_for_others()).one())
+
+    def open_batches(self) -> list[OpenBatches]:
+        """The batches and the workflows that have not ended; nothing of a kind without any."""
+        return [OpenBatches(*row) for row in self._executor.execute(open_batches())]
 
     def unserved_queues(self) -> list[WaitingJobs]:
         """Due jobs in queues that no live worker serves."""

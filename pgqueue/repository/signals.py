@@ -135,9 +135,13 @@ def has_signals() -> sa.ColumnElement[bool]:
 def _awaits(
     name: sa.ColumnElement[str], key: sa.ColumnElement[str]
 ) -> tuple[sa.ColumnElement[bool], ...]:
-    """The condition of the steps that wait for a signal, in the words of their index."""
-    of = (job_steps.c.signal == name, job_steps.c.key == key)
-    return (*of, job_steps.c.signal.is_not(None), job_steps.c.result.is_(None))
+    """The condition of the steps that wait for a signal."""
+    return (job_steps.c.signal == name, job_steps.c.key == key, is_open_wait())
+
+
+def is_open_wait() -> sa.ColumnElement[bool]:
+    """Whether a step waits for a signal, in the words of the index of these steps."""
+    return sa.and_(job_steps.c.signal.is_not(None), job_steps.c.result.is_(None))
 
 
 def _may_receive(signal: sa.FromClause) -> sa.ColumnElement[bool]:

@@ -19,6 +19,7 @@ from pgqueue.repository.tables import (
     Executor,
     clock,
     job_steps,
+    jobs,
     json_parameter,
     leases,
     seconds,
@@ -70,6 +71,22 @@ def record_step() -> sa.Executable:
     """
     lease = sa.select(leases.c.target_id, leases.c.attempt).where(is_ours(*ONE))
     held = lease.with_for_update(read=True, key_share=True).cte("held")
+    return _record(held)
+
+
+@cache
+def record_step_of_waiting_job() -> sa.Executable:
+    """Record a step of a job, which must not have ended; no row otherwise.
+
+    Only a test does this, before the job runs: nothing fences it.
+    """
+    columns = (jobs.c.id.label("target_id"), jobs.c.attempts.label("attempt"))
+    job = sa.select(*columns).where(jobs.c.id == ONE[0], jobs.c.outcome.is_(None))
+    return _record(job.cte("job"))
+
+
+def _record(held: sa.CTE) -> sa.Executable:
+    """Record a step of the job in this row, which has the number of its attempt."""
     took, lasts = (
         seconds(sa.cast(sa.bindparam(name, type_=sa.Float), sa.Float)) for name in ("took", "lasts")
     )
@@ -150,8 +167,27 @@ class JobSteps:
             lasts: Seconds until it is finished; None: it is not, and is recorded again.
             awaited: The signal for which a wait waits.
         """
-        text = None if result is None else json.dumps(result)
-        values = {"step": name, "of_kind": kind.value, "result": text, "took": took, "lasts": lasts}
-        values |= {"of_signal": awaited.signal, "of_key": awaited.key}
+        values = _values(name, kind, result, took=took, lasts=lasts, awaited=awaited)
         found: str | None = self._executor.execute(record_step(), {**self._keys, **values}).scalar()
         return found
+
+
+class WaitingJobSteps:
+    """The steps of jobs that no worker runs, behind the Session or Connection of a test."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def record(self, job_id: int, name: str, result: Any) -> bool:
+        """Record a finished step; false if the job has ended or is gone."""
+        values = _values(name, StepKind.STEP, result, took=0.0, lasts=0.0, awaited=NO_SIGNAL)
+        found = self._executor.execute(record_step_of_waiting_job(), {"job_id": job_id, **values})
+        return found.scalar() is not None
+
+
+def _values(
+    name: str, kind: StepKind, result: Any, *, took: float, lasts: float | None, awaited: Awaited
+) -> dict[str, Any]:
+    text = None if result is None else json.dumps(result)
+    values = {"step": name, "of_kind": kind.value, "result": text, "took": took, "lasts": lasts}
+    return values | {"of_signal": awaited.signal, "of_key": awaited.key}

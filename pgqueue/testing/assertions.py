@@ -1,4 +1,4 @@
-"""What a test has enqueued."""
+"""What a test has enqueued, and what waits for what."""
 
 import json
 from collections.abc import Mapping
@@ -7,9 +7,10 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session, scoped_session
 
+from pgqueue.checks import quoted
 from pgqueue.database.callers import sync_session, translated_errors
 from pgqueue.errors import ArgumentsError
-from pgqueue.models import Job, JobStatus
+from pgqueue.models import BatchJob, Dependency, Job, JobStatus
 from pgqueue.redaction import redacted_data
 from pgqueue.tasks import Task
 
@@ -50,8 +51,68 @@ def assert_enqueued(
     __tracebackhide__ = True  # pytest shows the line of the test
     found = enqueued(session, task, **some_args)
     if not found:
-        raise AssertionError(_message(session, task, some_args))
+        raise AssertionError(_message(session, task, some_args, "waits"))
     return found[0]
+
+
+def assert_blocked(
+    session: "Session | scoped_session[Any]",
+    task: Task[..., Any],
+    /,
+    *,
+    after: Task[..., Any] | Job | None = None,
+    **some_args: Any,
+) -> Job:
+    """Return the first job of :func:`enqueued` that waits for the end of another job.
+
+    A job waits for each unfinished job of ``after=`` in its workflow, itself or as one of a group,
+    and the callback of a batch for all jobs of the batch.
+
+    Args:
+        session: The Session of the test.
+        task: The task of the job that waits.
+        after: The job for which it waits, or the task of one.  Omit it for any job.
+        **some_args: Some of the arguments of the job that waits.
+
+    Returns:
+        The job.
+
+    Raises:
+        AssertionError: No job waits so; the message names what was enqueued, and what waits.
+        ArgumentsError: The task has no such argument, or ``after`` is neither a job nor a task.
+
+    Example:
+        >>> assert_blocked(session, load, after=transform, file=12)
+    """
+    __tracebackhide__ = True  # pytest shows the line of the test
+    match after:
+        case None:
+            waits = "waits for another job"
+        case Job():
+            waits = f"waits for job {after.id} {after.task}"
+        case Task():
+            waits = f"waits for a job of {after.name}"
+        case _:
+            raise ArgumentsError(f"after is {quoted(after)}; give a job or a task")
+    for job in enqueued(session, task, **some_args):
+        others = _waits_for(session, job)
+        if isinstance(after, Job):
+            others = [other for other in others if other.id == after.id]
+        elif after is not None:
+            others = [other for other in others if other.task == after.name]
+        if others:
+            return job
+    raise AssertionError(_message(session, task, some_args, waits))
+
+
+def _waits_for(session: "Session | scoped_session[Any]", job: Job) -> list[Job]:
+    """The unfinished jobs for which a job waits, itself or as one of a group."""
+    if job.status is not JobStatus.BLOCKED:
+        return []
+    after = select(Dependency.after_id).where(Dependency.job_id == job.id)
+    members = select(BatchJob.job_id).where((-BatchJob.batch_id).in_(after))
+    others = select(Job).where(Job.id.in_(after.union(members)), Job.outcome.is_(None))
+    return list(sync_session(session, "assert_blocked").scalars(others.order_by(Job.id)))
 
 
 def _jobs(session: "Session | scoped_session[Any]") -> list[Job]:
@@ -83,7 +144,10 @@ def _differences(task: Task[..., Any], job: Job, wanted: Mapping[str, Any]) -> l
 
 
 def _message(
-    session: "Session | scoped_session[Any]", task: Task[..., Any], some_args: Mapping[str, Any]
+    session: "Session | scoped_session[Any]",
+    task: Task[..., Any],
+    some_args: Mapping[str, Any],
+    waits: str,
 ) -> str:
     wanted = _stored(task, some_args)
     condition = f" with {_words(task, wanted)}" if wanted else ""
@@ -96,15 +160,23 @@ def _message(
         ),
     )
     if not jobs:
-        return f"no job of {task.name}{condition} waits; no job at all was enqueued"
-    lines = [_line(task, job, wanted) for job in jobs[:MAX_LINES]]
+        return f"no job of {task.name}{condition} {waits}; no job at all was enqueued"
+    lines = [_line(session, task, job, wanted) for job in jobs[:MAX_LINES]]
     if len(jobs) > MAX_LINES:
         lines.append(f"and {len(jobs) - MAX_LINES} more")
-    return "\n  ".join([f"no job of {task.name}{condition} waits; enqueued were", *lines])
+    return "\n  ".join([f"no job of {task.name}{condition} {waits}; enqueued were", *lines])
 
 
-def _line(task: Task[..., Any], job: Job, wanted: Mapping[str, Any]) -> str:
+def _line(
+    session: "Session | scoped_session[Any]",
+    task: Task[..., Any],
+    job: Job,
+    wanted: Mapping[str, Any],
+) -> str:
     state = "" if job.status in WAITING else f"  ({job.status})"
+    if before := _waits_for(session, job):
+        more = f" and {len(before) - 1} more" if len(before) > 1 else ""
+        state = f"  (waits for job {before[0].id} {before[0].task}{more})"
     if job.task != task.name:
         return f"job {job.id} {job.task}: {_words(None, job.args)}{state}"
     others = {name: wanted[name] for name in _differences(task, job, wanted)}

@@ -43,6 +43,11 @@ BACKLOG = """
     SELECT queue, priority, run_at, id, task FROM job
 """
 
+WAITS = """
+    INSERT INTO pgqueue.job_steps (job_id, name, kind, attempt, started_at, signal, key)
+    SELECT id, 'wait', 'wait', 1, now(), 'paid', id FROM pgqueue.jobs ORDER BY id LIMIT :waits
+"""
+
 
 @pytest.fixture(scope="module")
 def backlog_url(server_url: str, template_url: str) -> Iterator[str]:
@@ -140,6 +145,21 @@ class TestClaims:
 
         leases = [one for one in plans.only.nodes if one.get("Relation Name") == "leases"]
         assert [node["Actual Loops"] for node in leases] == [1]
+
+
+def test_of_all_jobs_only_those_that_wait_for_a_signal_are_read_to_count_them(
+    backlog_url: str,
+) -> None:
+    engine = create_engine(backlog_url, connect_args=TELLING)
+    with engine.connect() as connection:
+        connection.execute(text(WAITS), {"waits": 20_000})
+        connection.execute(text("ANALYZE pgqueue.job_steps"))
+        with plans_of(connection) as plans:
+            counted = Health(connection).waiting_for_others()
+    engine.dispose()
+
+    assert counted == (0, 20_000)
+    assert plans.only.scans_of("jobs") == {"Index Scan jobs_pkey"}
 
 
 OUTCOMES: list[Outcome] = [

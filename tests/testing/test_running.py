@@ -1,13 +1,14 @@
 """run_jobs: what a worker would do, in the thread and the transaction of a test."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Connection, Engine, ForeignKey, func, select, text
+from sqlalchemy import Connection, Engine, ForeignKey, func, make_url, select, text
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from pgqueue import (
@@ -93,6 +94,86 @@ def test_due_jobs_run_in_order_with_what_they_enqueue(queue: PgQueue, session: S
     assert [job.queue for job in enqueued(session)] == ["other"]
     assert queue.check(session) == []
     assert [session.scalars(select(table)).all() for table in (Lease, WorkerProcess)] == [[], []]
+
+
+def test_a_whole_workflow_runs_with_what_waits_for_what(queue: PgQueue, session: Session) -> None:
+    seen: list[object] = []
+
+    @queue.task(name="part")
+    def part(number: int) -> int:
+        return number
+
+    @queue.task(name="split")
+    def split(session: Session, ctx: JobContext) -> None:
+        with queue.extend_workflow(
+            session, ctx.workflow_id, before_successors_of=ctx.job_id
+        ) as flow:
+            flow.add_many(part, [(1,), (2,)])
+
+    @queue.task(name="gather")
+    def gather(ctx: JobContext) -> list[int]:
+        return ctx.gather("parts", [part.job(3), part.job(4)])
+
+    @queue.task(name="load", max_attempts=1)
+    def load(session: Session, ctx: JobContext) -> None:
+        seen.append(list(queue.results(session, ctx.job_id, gather)))
+        raise ValueError("planned")
+
+    @queue.task(name="note")
+    def note(word: str) -> None:
+        seen.append(word)
+
+    @queue.task(name="tell")
+    def tell(session: Session, workflow_id: int) -> None:
+        seen.append(queue.get_batch(session, workflow_id).outcome)
+
+    with queue.workflow(session, on_success=tell, on_failure=tell) as flow:
+        pieces = flow.add(split.job())
+        gathered = flow.add(gather.job(), after=pieces)
+        loaded = flow.add(load.job(), after=[pieces, gathered])
+        skipped = flow.add(note.job("skipped"), after=loaded)
+        flow.add(note.job("cleaned"), after=loaded, when="failed")
+
+    ran = run_jobs(session, queue=queue, raise_errors=False)
+
+    assert [job.task for job in ran] == [
+        "split", "part", "part", "gather", "part", "part", "gather", "load", "note", "tell"
+    ]  # fmt: skip
+    assert seen == [[[3, 4]], "cleaned", "failed"]
+    assert skipped.last_error == f"skipped: job {loaded.id} has failed"
+    assert queue.check(session) == []
+
+
+def test_an_async_handler_has_steps_and_receives_signals(queue: PgQueue, database_url: str) -> None:
+    received: list[object] = []
+
+    @queue.task
+    async def part(session: AsyncSession, number: int) -> int:
+        return number
+
+    async def double(session: AsyncSession, number: int) -> int:
+        return 2 * number
+
+    @queue.task
+    async def steps(ctx: JobContext) -> None:
+        doubled = await ctx.step_async("double", double, 4)
+        await ctx.sleep_async("sleep", timedelta(hours=1))
+        parts = await ctx.gather_async("parts", [part.job(1), part.job(2)])
+        paid = await ctx.wait_for_async("paid", 7)
+        received.extend([doubled, parts, paid])
+
+    async def run() -> None:
+        engine = create_async_engine(make_url(database_url).set(drivername="postgresql+asyncpg"))
+        async with AsyncSession(engine) as session:
+            await steps.enqueue_async(session)
+            await session.run_sync(run_jobs, queue=queue, until=timedelta(hours=2))
+            await session.run_sync(queue.signal, "paid", 7, "by card")
+            await session.run_sync(run_jobs, queue=queue)
+            await session.rollback()
+        await engine.dispose()
+
+    asyncio.run(run())
+    assert received == [8, [1, 2], "by card"]
 
 
 def test_nothing_escapes_the_rollback(engine: Engine, queue: PgQueue, session: Session) -> None:
@@ -223,6 +304,28 @@ def test_until_runs_the_future_in_the_order_of_its_times(queue: PgQueue, session
     assert queue.check(session) == []
     assert [job.id for job in run_jobs(session, until=timedelta(days=1), queue=queue)] != []
     assert [job.status for job in enqueued(session, note)] == [JobStatus.PENDING]
+
+
+def test_until_counts_the_delay_of_a_job_that_waits_for_another_from_its_enqueue(
+    queue: PgQueue, session: Session
+) -> None:
+    seen: list[str] = []
+
+    @queue.task
+    def note(word: str) -> None:
+        seen.append(word)
+
+    note.options(delay=timedelta(hours=4)).enqueue(session, "4")
+    with queue.workflow(session) as flow:
+        first = flow.add(note.options(delay=timedelta(hours=2)).job("2"))
+        flow.add(note.options(delay=timedelta(hours=3)).job("3"), after=first)
+        last = flow.add(note.options(delay=timedelta(hours=6)).job("6"), after=first)
+    due_at = last.run_at
+
+    run_jobs(session, until=timedelta(hours=5), queue=queue)
+
+    assert seen == ["2", "3", "4"]
+    assert abs(last.run_at - due_at) < timedelta(milliseconds=1)
 
 
 def test_jobs_under_limits_are_admitted_and_run_in_their_order(
