@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from operator import methodcaller
 
 from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case, in_turns
@@ -47,6 +48,30 @@ def drain_of_many_keys(bench: Bench, size: Size) -> Finding:
         found = in_turns(arenas, size.turns, lambda arena: arena.drain(size.jobs))
     series = {name: finding.add(name, values, RATE) for name, values in found.items()}
     finding.ratio(series[limited.label], series[PGQUEUE.label])
+    return finding
+
+
+@case(
+    smoke=Size(jobs=200, rows=20),
+    usual=Size(jobs=20_000, rows=2_000, turns=3),
+    full=Size(jobs=50_000, rows=2_000, turns=7),
+)
+def drain_of_many_queues(bench: Bench, size: Size) -> Finding:
+    """No-op jobs of 2,000 queues, served by ``*``, beside as many of two queues; and jobs of a
+    millisecond in both."""
+    finding = Finding()
+    for what, jobs, options in (
+        ("no-ops", size.jobs, {}),
+        ("jobs of 1 ms", size.jobs // 4, {"seconds": 0.001}),
+    ):
+        many, two = (
+            PGQUEUE.given(f"{what}, {queues:,} queues", queues=queues, **options)
+            for queues in (size.rows, 2)
+        )
+        with bench.arenas(many, two) as arenas:
+            found = in_turns(arenas, size.turns, methodcaller("drain", jobs))
+        series = {name: finding.add(name, values, RATE) for name, values in found.items()}
+        finding.ratio(series[many.label], series[two.label], at_least=0.8)
     return finding
 
 

@@ -5,7 +5,8 @@ Options: ``handler`` (sync, async, transactional, process), ``concurrency``, ``n
 ``keys`` (over which the jobs are spread), ``fair`` (whether the keys take turns), ``seconds`` (for
 which each job of a bulk runs), ``batch`` (whether the jobs of a bulk are one batch), ``graph``
 (they are a workflow: "fan", all but two between the first and the last; "chain", each after the one
-before), ``statistics`` (whether the worker counts its attempts).
+before), ``statistics`` (whether the worker counts its attempts), ``queues`` (over which the jobs
+are spread; the worker serves all).
 """
 
 import time
@@ -33,6 +34,7 @@ EFFECT = sa.insert(sa.table("effects", sa.column("job")))
 PADDING = option("padding", 0)
 KEYS = option("keys", 0)
 LIMIT = option("limit", None)
+QUEUES = option("queues", 0)
 SECONDS = option("seconds", 0)
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'pgqueue'"
 EVERYTHING = "jobs, message_queue, leases, job_attempts, dead_letters"
@@ -136,7 +138,9 @@ class PgqueueAdapter(Tables, Adapter):
                     GRAPHS[graph](flow, rows)
             else:
                 with in_batch(session):
-                    nothing.enqueue_many(session, rows)
+                    for number in range(max(QUEUES, 1)):
+                        of_queue = nothing.options(queue=f"tenant-{number}") if QUEUES else nothing
+                        of_queue.enqueue_many(session, rows[number :: max(QUEUES, 1)])
 
     def left(self):
         return self.sql("SELECT count(*) FROM pgqueue.jobs WHERE outcome IS NULL")[0][0]
@@ -144,6 +148,7 @@ class PgqueueAdapter(Tables, Adapter):
     def work(self):
         worker = Worker(
             queue,
+            queues=["*"] if QUEUES else ["default"],
             concurrency=option("concurrency", 10),
             poll_interval=timedelta(seconds=option("poll", 1.0)),
             statistics=option("statistics", True),

@@ -119,6 +119,14 @@ def queues_with_messages() -> sa.Executable:
 
 
 @cache
+def pairs_with_messages() -> sa.Executable:
+    """Each pair with a message, and whether its first one is due: one probe of the key for each."""
+    pair = each_in_key(message_queue, "queue", "priority", first="run_at", name="pair")
+    is_due = pair.c.run_at <= pg.statement_timestamp()
+    return sa.select(pair.c.queue, pair.c.priority, is_due)
+
+
+@cache
 def ages() -> sa.Executable:
     """The ``run_at`` of the first due message of each pair, and the times one to nine periods ago.
 
@@ -428,6 +436,10 @@ class Claims:
 
     def queues_with_messages(self) -> list[str]:
         return [row[0] for row in self._executor.execute(queues_with_messages())]
+
+    def pairs_with_messages(self) -> Sequence[tuple[str, int, bool]]:
+        """Each queue and priority with messages, and whether the first one is due."""
+        return fetch(self._executor, pairs_with_messages(), {})
 
     def ages(self, pairs: Iterable[ClaimCursor], *, tasks: str, age_after: timedelta) -> Ages:
         """Since when the first due job of each pair has waited."""

@@ -115,14 +115,18 @@ def waiting_pairs() -> sa.CTE:
     return each_in_key(message_queue, "queue", "priority", name="pair")
 
 
-def each_in_key(table: sa.Table, *names: str, name: str) -> sa.CTE:
-    """The different values of the first columns of a key, by one probe of its index for each."""
+def each_in_key(table: sa.Table, *names: str, name: str, first: str | None = None) -> sa.CTE:
+    """The different values of the first columns of a key, by one probe of its index for each.
+
+    ``first``: the next column of the key, of which the first value of each is read too.
+    """
     key = [table.c[column] for column in names]
-    found = sa.select(*key).order_by(*key).limit(1).cte(name, recursive=True)
+    read = key if first is None else [*key, table.c[first]]
+    found = sa.select(*read).order_by(*read).limit(1).cte(name, recursive=True)
     following = (
-        sa.select(*key)
-        .where(sa.tuple_(*key) > sa.tuple_(*found.c))
-        .order_by(*key)
+        sa.select(*read)
+        .where(sa.tuple_(*key) > sa.tuple_(*(found.c[column] for column in names)))
+        .order_by(*read)
         .limit(1)
         .lateral("following")
     )

@@ -141,6 +141,7 @@ class Claimer(Loop):
         if time.monotonic() - self._reconciled_at > RECONCILE_EVERY:
             self._reconcile(connection)
         self._find_queues(attempts)
+        self._find_pairs(attempts)
         if self._sleep.is_poll_due and (upcoming := self._poll(attempts)) is not None:
             self._sleep_until_due(upcoming)
             return 0.0
@@ -201,22 +202,41 @@ class Claimer(Loop):
         self._admitter.wake()
         return True
 
+    def _find_pairs(self, attempts: Attempts, *, at_once: bool = False) -> None:
+        """Look from time to time which pairs have messages, if there are many."""
+        waiting, began = self._cursors.waiting, time.monotonic()
+        if waiting is None:
+            return
+        if at_once or waiting.is_look_due(began, paused=self._runtime.identity.closed_queues):
+            found = attempts.pairs_with_messages()
+            self._cursors.learn(found, began=began, ended=time.monotonic())
+
     def _claim(self, attempts: Attempts, room: int, *, ahead: bool, sweep: bool) -> Claim:
         """Claim up to ``room`` jobs, from the cursors on or, in a sweep, from the start."""
-        runtime, cursors = self._runtime, self._cursors
-        tasks, suspects = runtime.open_tasks, self._isolation.are_welcome()
+        cursors, tasks, began = self._cursors, self._runtime.open_tasks, time.monotonic()
+        if sweep:
+            self._find_pairs(attempts, at_once=True)
         if sweep or tasks != self._tasks:  # messages of a resumed task are behind the cursors
             cursors.rewind()
         self._tasks = tasks
-        began = time.monotonic()
+        claim = self._claim_once(attempts, room, ahead=ahead)
+        paused = self._runtime.identity.closed_queues
+        # Due messages that nobody may claim must not hide others behind them.
+        while not claim.found and cursors.have_more(paused=paused) and not self.stopping.is_set():
+            claim = self._claim_once(attempts, room, ahead=ahead)
+        if sweep:
+            self._sweeps.swept(began=began, ended=self.looked_at)
+        return claim
+
+    def _claim_once(self, attempts: Attempts, room: int, *, ahead: bool) -> Claim:
+        runtime, cursors = self._runtime, self._cursors
+        suspects, began = self._isolation.are_welcome(), time.monotonic()
         paused = runtime.identity.closed_queues
         limit = cursors.limit(room, paused=paused)
         claim, pairs, limit = self._refused.claim(
-            attempts, limit, paused=paused, tasks=tasks, ahead=ahead, suspects=suspects
+            attempts, limit, paused=paused, tasks=self._tasks, ahead=ahead, suspects=suspects
         )
         self.looked_at = time.monotonic()
-        if sweep:
-            self._sweeps.swept(began=began, ended=self.looked_at)
         cursors.advance(pairs, claim, limit=limit)
         self._prefetch.claimed(taken=claim.taken, left=claim.left, limit=limit, is_ahead=ahead)
         runtime.clock.read(claim.read_at, began)
@@ -319,6 +339,7 @@ class Claimer(Loop):
         began = time.monotonic()
         if not self._sweeps.is_cheap(began) and not self._sweeps.is_due(began, elected=False):
             return None
+        self._find_pairs(attempts, at_once=True)
         pairs = cursors.pairs(paused=self._runtime.identity.closed_queues, from_start=True)
         upcoming = attempts.upcoming(pairs, tasks=self._runtime.open_tasks)
         self.looked_at = time.monotonic()
@@ -329,12 +350,14 @@ class Claimer(Loop):
 
     def _sleep_until_due(self, upcoming: Upcoming) -> None:
         """Sleep until the next poll, the next due message or the next suspect that may start."""
-        now = time.monotonic()
+        now, waiting = time.monotonic(), self._cursors.waiting
+        paused = self._runtime.identity.closed_queues
         poll = self._sleep.seconds(now)
         sooner = (
             self._isolation.seconds_left() or poll,
             upcoming.seconds,
             self._discovery.seconds_left(now),
+            None if waiting is None else waiting.seconds_left(now, paused=paused),
         )
         seconds = min(poll, *(each for each in sooner if each is not None))
         if self._wait_for_notification(seconds) or self.stopping.is_set():

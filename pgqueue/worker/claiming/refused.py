@@ -41,7 +41,7 @@ class RefusedJobs:
         guard, limit, tries_left = self._guard, most, REFUSED_TRIES
         while True:
             began = time.monotonic()
-            pairs = self._cursors.pairs(paused=paused)
+            pairs = self._cursors.next_pairs(limit, paused=paused)
             try:
                 claim = attempts.claim(
                     pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects
