@@ -83,8 +83,11 @@ class AttemptTransaction(ABC):
             yield connection
 
     @abstractmethod
-    def end_handler(self, connection: Connection) -> None:
-        """Prepare for the settle; raises TransactionEnded if the handler ended the transaction."""
+    def end_handler(self, connection: Connection, *, is_plain_success: bool = False) -> None:
+        """Prepare for the settle; raises TransactionEnded if the handler ended the transaction.
+
+        ``is_plain_success``: nothing follows but :meth:`Attempts.settle_one_success`.
+        """
 
     @abstractmethod
     def commit_writes(self, connection: Connection) -> None:
@@ -122,7 +125,7 @@ class AttemptTransaction(ABC):
 
         Raises LeasePassedOn, CancelWins or TransactionEnded.
         """
-        self.end_handler(connection)
+        self.end_handler(connection, is_plain_success=self._is_kept and is_plain_success(outcome))
         commit_in_two_phases(connection)
         attempts, claimed = Attempts(connection, self.attempt.worker_id), self.attempt.claimed
         job_outcome = settle_in_transaction(attempts, claimed, outcome, is_kept=self._is_kept)

@@ -170,9 +170,12 @@ def settle_succeeded() -> sa.Executable:
 
 @cache
 def settle_one_success() -> sa.Executable:
-    """End one successful attempt in its handler's transaction; no row if it was not ours."""
+    """End one successful attempt in its handler's transaction; no row if it was not ours.
+
+    Without a dead letter: the transaction of a job that was cancelled is rolled back.
+    """
     job = _succeeded_jobs(fence.deleted_lease())
-    return sa.select(job.c.id, job.c.outcome, transaction_name()).add_cte(_dead_letters_of(job))
+    return sa.select(job.c.id, job.c.outcome, transaction_name())
 
 
 @cache

@@ -30,9 +30,14 @@ RELEASE_GUARD = "RELEASE SAVEPOINT pgqueue_handler"
 ONLY_SETTLE_FOLLOWS = "SET LOCAL idle_in_transaction_session_timeout = 20000"
 """A worker that is frozen between its settle and its COMMIT has a lock on the lease.  This timeout
 ends it before the grace period of such workers, so that others may rescue."""
+ONE_BY_KEY = "SET LOCAL enable_seqscan = off"
+"""All that the end of one success needs: it sorts nothing, prints no time, and its plan with a key
+cannot read a bitmap."""
 AFTER_HANDLER = f"{RELEASE_GUARD}; {PLAN_BY_KEY}; {ONLY_SETTLE_FOLLOWS}"
 """Sent after a handler.  A handler that has ended the transaction has ended the savepoint too, and
 its job fails: the server reports it, whatever the handler did or SQLAlchemy assumes."""
+AFTER_SUCCESS = f"{RELEASE_GUARD}; {ONE_BY_KEY}; {ONLY_SETTLE_FOLLOWS}"
+"""The same before the end of a plain success, which every setting makes dearer."""
 
 NOTHING = "SELECT 1"
 

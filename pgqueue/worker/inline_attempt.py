@@ -212,7 +212,7 @@ class SavepointTransaction(AttemptTransaction):
     def begin(self, connection: Connection) -> None:
         connection.begin_nested()
 
-    def end_handler(self, connection: Connection) -> None:
+    def end_handler(self, connection: Connection, *, is_plain_success: bool = False) -> None:
         if self.attempt.is_dropped and self.attempt.task.is_transactional:
             raise LeasePassedOn  # but what ctx.finish() has committed stays
         if connection.get_nested_transaction() is self._outer:

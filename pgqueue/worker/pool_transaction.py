@@ -29,7 +29,7 @@ from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.transaction import AttemptTransaction, call_listener
 from pgqueue.outcomes import Outcome
 from pgqueue.repository.fate import Fate
-from pgqueue.repository.transactions import AFTER_HANDLER
+from pgqueue.repository.transactions import AFTER_HANDLER, AFTER_SUCCESS
 from pgqueue.worker.outage import is_away
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.unknown_commits import fate_of
@@ -114,10 +114,10 @@ class PoolTransaction(AttemptTransaction):
         level = self._runtime.isolation_level
         begin_for_handler(connection, limits, isolation_level=level)
 
-    def end_handler(self, connection: Connection) -> None:
+    def end_handler(self, connection: Connection, *, is_plain_success: bool = False) -> None:
         if connection.get_transaction() is None or connection.invalidated:
             raise TransactionEnded("by the handler, or with its connection")
-        set_now(connection, AFTER_HANDLER)
+        set_now(connection, AFTER_SUCCESS if is_plain_success else AFTER_HANDLER)
 
     def commit_writes(self, connection: Connection) -> None:
         try:

@@ -10,7 +10,7 @@ import worker_tasks
 from sqlalchemy import text
 from worker_rig import Rig
 
-from pgqueue.repository.transactions import AFTER_HANDLER
+from pgqueue.repository.transactions import AFTER_SUCCESS
 
 pytestmark = pytest.mark.journey
 
@@ -21,10 +21,10 @@ HASTY: dict[str, Any] = {"slow_grace": 2.0}
 def test_a_worker_frozen_between_its_settle_and_its_commit_does_not_keep_its_lease(
     database_url: str, tmp_path: Path
 ) -> None:
-    sooner = AFTER_HANDLER.replace("= 20000", "= 1000")  # the grace below is shorter, too
+    sooner = AFTER_SUCCESS.replace("= 20000", "= 1000")  # the grace below is shorter, too
     hasty = {
         "modules": ["freezers"],
-        "set": {"pgqueue.worker.pool_transaction:AFTER_HANDLER": sooner},
+        "set": {"pgqueue.worker.pool_transaction:AFTER_SUCCESS": sooner},
         **HASTY,
     }
     with Rig(database_url, tmp_path) as rig:
