@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -37,6 +38,8 @@ from pgqueue.worker.unknown_commits import fate_of
 logger = redaction.logger(__name__)
 
 MOST_REPLAYS = 5
+KEPT_FOR = 0.1
+"""Seconds for which a slot keeps its connection."""
 BEGIN_WITHIN = 10.0
 """Seconds for which ``ctx.finish()`` waits for the database."""
 BEGIN_AGAIN = 0.1
@@ -47,6 +50,70 @@ NOBODY_KNOWS = (
 )
 
 
+class KeptConnection:
+    """The connection of a slot, kept from one job to the next while jobs wait for the slot.
+
+    To take a connection from the pool and to give it back takes as long as a tenth of a quick job.
+    Not kept: after an error, for longer than KEPT_FOR, so that no slot starves others where the
+    pool is small, and where the application listens to its connections.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._kept: Connection | None = None
+        self._until = 0.0
+
+    def take(self) -> Connection:
+        """The kept connection, or one of the pool."""
+        kept, self._kept = self._kept, None
+        if kept is not None and time.monotonic() < self._until:
+            return kept
+        if kept is not None:
+            kept.close()
+        self._until = time.monotonic() + KEPT_FOR
+        return _opened(self._engine)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose transaction has ended well, or give it back to the pool."""
+        if self._is_heard or connection.in_transaction() or time.monotonic() >= self._until:
+            connection.close()
+        else:
+            self._kept = connection
+
+    def close(self) -> None:
+        """Give the connection back to the pool: the slot waits for a job."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.close()
+
+    @property
+    def _is_heard(self) -> bool:
+        """Whether the application is told when a connection is taken and given back."""
+        pool = self._engine.pool.dispatch
+        of_pool = (pool.checkout, pool.checkin, pool.reset)
+        return any(map(bool, (*of_pool, self._engine.dispatch.engine_connect)))
+
+
+def _opened(engine: Engine, isolation_level: IsolationLevel | None = None) -> Connection:
+    """A connection of the pool.
+
+    ``isolation_level``: for an async handler; the BEGIN that the worker sends itself, with the
+    level, is for plain connections.
+    """
+    with errors_of_listeners():
+        connection = connect(engine)
+    try:
+        if isolation_level is not None:
+            connection.execution_options(isolation_level=isolation_level)
+        else:
+            leave_autocommit(connection)
+        let_server_notice_loss(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 class PoolTransaction(AttemptTransaction):
     """A transaction on a connection of the engine's pool.
 
@@ -54,35 +121,50 @@ class PoolTransaction(AttemptTransaction):
     not replayed: its handler must not start twice.
     """
 
-    def __init__(self, runtime: WorkerRuntime, attempt: RunningAttempt) -> None:
+    def __init__(
+        self, runtime: WorkerRuntime, attempt: RunningAttempt, kept: KeptConnection | None = None
+    ) -> None:
+        """``kept``: that of the slot, if its next handler may have the connection of this one."""
         super().__init__(attempt, runtime.sessions, is_kept=runtime.is_kept(attempt.claimed))
         self._runtime = runtime
+        self._kept = kept
         self.max_replays = MOST_REPLAYS if attempt.claimed.max_attempts > 1 else 0
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        runtime, attempt = self._runtime, self.attempt
-        engine = runtime.loop.engine.sync_engine if attempt.task.is_async else runtime.engine
-        with errors_of_listeners():
-            opened = connect(engine)
-        with opened as connection:
-            if attempt.task.is_async:
-                # The BEGIN that the worker sends itself, with the level, is for plain connections.
-                connection.execution_options(isolation_level=runtime.isolation_level)
+        runtime, attempt, kept = self._runtime, self.attempt, self._kept
+        if kept is not None:
+            connection = kept.take()
+        elif attempt.task.is_async:
+            connection = _opened(runtime.loop.engine.sync_engine, runtime.isolation_level)
+        else:
+            connection = _opened(runtime.engine)
+        is_sound = False
+        try:
+            with self._used(connection):
+                yield connection
+            is_sound = not attempt.is_lost
+        finally:
+            if kept is not None and is_sound:
+                kept.give_back(connection)
             else:
-                leave_autocommit(connection)
-            let_server_notice_loss(connection)
-            try:
-                with attempt.on(connection):
-                    yield connection
-                    if (left := connection.get_transaction()) is not None:
-                        left.rollback()
-            finally:
-                if attempt.session is not None:
-                    attempt.session.close()
-                # Another thread may have ended the server process of a lost attempt.
-                if attempt.is_lost and not connection.closed and not connection.invalidated:
-                    connection.invalidate()
+                connection.close()
+
+    @contextmanager
+    def _used(self, connection: Connection) -> Iterator[None]:
+        """Roll back what is left at the end."""
+        attempt = self.attempt
+        try:
+            with attempt.on(connection):
+                yield
+                if (left := connection.get_transaction()) is not None:
+                    left.rollback()
+        finally:
+            if attempt.session is not None:
+                attempt.session.close()
+            # Another thread may have ended the server process of a lost attempt.
+            if attempt.is_lost and not connection.closed and not connection.invalidated:
+                connection.invalidate()
 
     @contextmanager
     def begun(self) -> Iterator[Connection]:

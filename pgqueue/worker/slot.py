@@ -3,6 +3,7 @@
 import asyncio
 from contextvars import copy_context
 from functools import cache
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -20,8 +21,9 @@ from pgqueue.handler.transaction import FAILURES, AttemptTransaction, LeasePasse
 from pgqueue.outcomes import Outcome, Released
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts
+from pgqueue.tasks import Task
 from pgqueue.worker.outage import is_away, words_of
-from pgqueue.worker.pool_transaction import PoolTransaction
+from pgqueue.worker.pool_transaction import KeptConnection, PoolTransaction
 from pgqueue.worker.reconnecting import is_lock_timeout
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.threads import WorkerThread
@@ -46,6 +48,11 @@ def steps_in_child(runtime: WorkerRuntime, attempt: RunningAttempt) -> AttemptSt
 cached_isolation_of = cache(isolation_of)
 
 
+def _may_keep(task: Task[..., Any]) -> bool:
+    """Whether a handler has a connection all the time that it runs."""
+    return task.is_transactional and not task.is_async
+
+
 class Slot(WorkerThread):
     """Takes a job from the buffer, runs it, and passes its outcome to the settler.
 
@@ -64,6 +71,7 @@ class Slot(WorkerThread):
         """Number of jobs that have run in this slot."""
         self.busy = 0.0
         """Seconds spent on the jobs that have run in this slot."""
+        self._kept = KeptConnection(runtime.engine)
         self._brought_back: Claimed | None = None
         """A job that was taken on the event loop and must begin in this thread."""
 
@@ -73,6 +81,8 @@ class Slot(WorkerThread):
                 continue  # it was released
             if (attempt := self._set_current(claimed)) is None:
                 continue
+            if not _may_keep(attempt.task):
+                self._kept.close()
             if attempt.task.is_async:
                 has_slot = self.runtime.loop.wait_for(self._work_on_loop(attempt))
             else:
@@ -110,7 +120,11 @@ class Slot(WorkerThread):
 
     def _next(self) -> Claimed | None:
         claimed, self._brought_back = self._brought_back, None
-        return claimed or self.runtime.buffer.take()
+        claimed = claimed or self.runtime.buffer.take_now()
+        if claimed is None:
+            self._kept.close()
+            claimed = self.runtime.buffer.take()
+        return claimed
 
     def _set_current(self, claimed: Claimed) -> RunningAttempt | None:
         """Begin an attempt; None if the job is no longer this worker's.
@@ -191,4 +205,6 @@ class Slot(WorkerThread):
         return self.runtime.children.run(attempt)
 
     def transaction(self, attempt: RunningAttempt) -> AttemptTransaction:
-        return PoolTransaction(self.runtime, attempt)
+        return PoolTransaction(
+            self.runtime, attempt, self._kept if _may_keep(attempt.task) else None
+        )
