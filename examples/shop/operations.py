@@ -1,7 +1,8 @@
 """The shop as its operators see it: the dashboard behind a password, and traffic to look at.
 
-``shop.py`` has the orders, ``service.py`` the reports; this adds payments, mails, a catalogue and
-price lists.  With ``GATEWAY=v2`` each payment fails, as after a release with a fault.
+``shop.py`` has the orders, ``service.py`` the reports; this adds what follows an order as a
+workflow, a catalogue and price lists.  With ``GATEWAY=v2`` each payment fails, as after a release
+with a fault.
 """
 
 import hmac
@@ -12,7 +13,9 @@ from datetime import timedelta
 
 import click
 from service import create_app as create_service
-from shop import Order, db, queue
+from shop import Order, db, queue, write_receipt
+from sqlalchemy import ForeignKey
+from sqlalchemy.orm import Mapped, mapped_column
 from werkzeug import Response
 
 from pgqueue import JobContext, Limit, Retry
@@ -38,8 +41,50 @@ def operator(request):
     return Response("A password, please.", 401, {"WWW-Authenticate": 'Basic realm="shop"'})
 
 
+class Reservation(db.Model):
+    """What is kept in the store for an order, until it is shipped."""
+
+    __tablename__ = "reservations"
+    order_id: Mapped[int] = mapped_column(ForeignKey(Order.id), primary_key=True)
+
+
 class GatewayError(Exception):
     """The payment gateway has refused, or did not answer."""
+
+
+def place_order(customer):
+    """Add an order, and the jobs that follow it, to the transaction of ``db.session``."""
+    order = Order(item="a book", cents=random.randint(500, 9000))
+    db.session.add(order)
+    db.session.flush()
+    account, address = f"acc-{customer % 7}", f"{customer}@example.org"
+    tags = [f"customer-{customer}"]
+    with queue.workflow(db.session, f"order {order.id}") as flow:
+        reserved = flow.add(reserve.job(order.id))
+        payment = capture.options(tags=tags).job(order.id, account, order.cents)
+        paid = flow.add(payment, after=reserved)
+        flow.add(write_receipt.job(order.id), after=paid)
+        flow.add(ship.job(order.id), after=paid)
+        flow.add(send_mail.options(tags=tags).job(address, "Your order"), after=paid)
+        flow.add(release.job(order.id), after=paid, when="failed")
+    return order
+
+
+@queue.task(name="store.reserve", transactional=True)
+def reserve(order_id: int) -> None:
+    db.session.add(Reservation(order_id=order_id))
+
+
+@queue.task(name="store.ship", transactional=True)
+def ship(order_id: int) -> None:
+    """End the reservation; a payment that succeeds after a requeue has none any more."""
+    db.session.query(Reservation).filter_by(order_id=order_id).delete()
+
+
+@queue.task(name="store.release", transactional=True)
+def release(order_id: int) -> None:
+    """Undo :func:`reserve`, which may have failed itself."""
+    db.session.query(Reservation).filter_by(order_id=order_id).delete()
 
 
 @queue.task(
@@ -85,7 +130,7 @@ def import_prices(file: str) -> int:
 @click.option("--seconds", default=60, show_default=True)
 @click.option("--per-second", default=20, show_default=True)
 def traffic(seconds, per_second):
-    """Place orders as customers do, each with its payment, its receipt and its mail."""
+    """Place orders as customers do."""
     for second in range(seconds):
         began = time.monotonic()
         for _ in range(per_second):
@@ -96,12 +141,3 @@ def traffic(seconds, per_second):
                     import_prices.enqueue(db.session, f"list-{number}.csv")
         db.session.commit()
         time.sleep(max(0.0, began + 1 - time.monotonic()))
-
-
-def place_order(customer):
-    order = Order(item="a book", cents=random.randint(500, 9000))
-    db.session.add(order)
-    db.session.flush()
-    tags = [f"customer-{customer}"]
-    capture.options(tags=tags).enqueue(db.session, order.id, f"acc-{customer % 7}", order.cents)
-    send_mail.options(tags=tags).enqueue(db.session, f"{customer}@example.org", "Your order")

@@ -185,7 +185,7 @@ def test_the_tests_of_the_example_service_pass(tmp_path: Path) -> None:
 
     said = run_pytest(tmp_path)
 
-    assert "5 passed" in said, said
+    assert "8 passed" in said, said
 
 
 def test_an_application_must_name_its_queue(directory: Path) -> None:
