@@ -118,6 +118,26 @@ def test_a_wait_ends_by_its_timeout_in_each_later_attempt_too(rig: Rig) -> None:
         assert session.scalars(select(JobStep.result)).all() == [{}]
 
 
+@pytest.mark.parametrize(
+    ("key", "words"), [("7", "comes twice"), ("7" * 190, "the name of a step")]
+)
+def test_a_wait_whose_default_name_does_not_do_is_given_another(
+    rig: Rig, key: str, words: str
+) -> None:
+    def total(ctx: JobContext) -> None:
+        for _ in range(2):
+            ctx.wait_for("paid", key)
+
+    job_id = rig.queue.task(name="total", retry=Retry.never())(total).delay().id
+    rig.send(int(key))
+
+    assert rig.work() == {"failed": 1}
+    with rig.queue.session() as session:
+        error = session.get_one(Job, job_id).last_error or ""
+    assert words in error
+    assert "by name=" in error
+
+
 def test_an_async_handler_waits(rig: Rig) -> None:
     async def ship(ctx: JobContext) -> None:
         rig.received.append(await ctx.wait_for_async("paid", 1))
