@@ -232,11 +232,11 @@ def checked_id(id: Any, of: str = "job") -> int:
     return id
 
 
-def check_step_name(where: str, name: Any) -> None:
-    """Raise PgQueueError if a step cannot have this name."""
+def check_step_name(where: str, name: Any, hint: str = "") -> None:
+    """Raise PgQueueError if a step cannot have this name; ``hint``: how to give another."""
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 200:
         raise PgQueueError(
-            f"{where}: the name of a step is {name!r}; give 1 to 200 printable characters"
+            f"{where}: the name of a step is {name!r}; give 1 to 200 printable characters{hint}"
         )
 
 

@@ -374,7 +374,7 @@ class JobContext:
                 and wait for jobs that were requeued meanwhile.
             JobNotFound: A job was deleted before its result was read.
             LeaseLost: The job has passed to another worker.
-            ArgumentsError: Something else than a new job is given.
+            ArgumentsError: Something else than a new job is given, or one job twice.
             DuplicateJob: The unique key of a job is taken; nothing was enqueued.
             PgQueueError: As for :meth:`step`.
 

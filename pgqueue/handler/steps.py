@@ -38,7 +38,7 @@ from pgqueue.models import Job, JobStatus, StepKind
 from pgqueue.outcomes import Cancel, Suspended
 from pgqueue.repository.job_state import JobStates
 from pgqueue.repository.signals import BATCH_HAS_ENDED
-from pgqueue.repository.steps import Awaited, JobSteps, Recorded
+from pgqueue.repository.steps import NO_SIGNAL, Awaited, JobSteps, Recorded
 from pgqueue.tasks.injection import Injected, Injection, injection_of
 
 NOTHING_INJECTED = Injection((), {}, is_async=False)
@@ -172,11 +172,11 @@ class AttemptSteps:
             return int(done["rows"])
 
     def _hand_on(self, name: str) -> None:
-        """End the attempt between two pages, if it should."""
+        """End the attempt before a new step or the next page of one, if it should."""
         if self._attempt.is_lost:
             raise self._lease_lost()
         if self._attempt.is_cancelled():
-            raise Cancel(f"cancelled between two pages of {name!r}")
+            raise Cancel(f"cancelled before step {name!r}, or between two pages of it")
         if self._attempt.is_stopping():
             raise Suspended(0.0)
 
@@ -221,30 +221,34 @@ class AttemptSteps:
             return received["payload"]
 
     def _gather(self, name: str, jobs: Iterable[Job], *, is_async: bool) -> list[Any]:
-        jobs = self._checked_jobs(jobs)
+        def record(number: int, end: Awaited = NO_SIGNAL) -> None:
+            result = {"jobs": number}
+            self._record(lambda rows: rows.record(name, StepKind.GATHER, result, awaited=end))
+
         with self._step(name, StepKind.GATHER, is_async=is_async) as known:
             if known is None:
-                if not jobs:
-                    return []
-                self._enqueue(name, jobs)
-                raise Suspended(LONGEST)
-            batch_id = int(str(known.key))
+                if new := self._checked_jobs(jobs):
+                    self._enqueue(name, new)
+                    raise Suspended(LONGEST)
+                record(0)
+                return []
+            if known.key is None:  # there were none
+                return []
+            batch_id = int(known.key)
             batch = self._read(lambda connection: JobStates(connection).of_batch(batch_id))
             if any(job.status is None for job in batch.jobs):
                 # After its end, it has an unfinished job again only by a requeue.
                 raise Suspended(REQUEUED if batch.has_ended else LONGEST)
             failed = [job for job in batch.jobs if job.status is not JobStatus.SUCCEEDED]
+            # Before its end, a failed job may be requeued, and the end must wake this job then.
+            if known.is_unfinished and (batch.has_ended or not failed):
+                record(len(batch.jobs), Awaited(BATCH_HAS_ENDED, known.key))
             if failed:
-                first = failed[0]
                 raise JobsFailed(
                     f"{self._where}: {len(failed)} of {len(batch.jobs)} jobs of {name!r} have not "
-                    f"succeeded; first job {first.id} {first.task} {first.status}: {first.error}",
+                    f"succeeded; first {failed[0]}",
                     batch.jobs,
                 )
-            if known.is_unfinished:
-                end = Awaited(BATCH_HAS_ENDED, known.key)
-                result = {"jobs": len(batch.jobs)}
-                self._record(lambda rows: rows.record(name, StepKind.GATHER, result, awaited=end))
             return [job.result for job in batch.jobs]
 
     def _checked_jobs(self, jobs: Iterable[Job]) -> list[Job]:
@@ -255,6 +259,11 @@ class AttemptSteps:
                     f"{self._where}: ctx.gather is given {quoted(job)}; give new jobs, as "
                     "task.job(...) returns them, which are in no session"
                 )
+        if len({id(job) for job in jobs}) < len(jobs):
+            raise ArgumentsError(
+                f"{self._where}: ctx.gather is given a job twice, which would have one result; "
+                "give a new job for each, as task.job(...) returns it"
+            )
         return jobs
 
     def _enqueue(self, name: str, jobs: list[Job]) -> None:
@@ -334,7 +343,8 @@ class AttemptSteps:
                 f"{self._where}: an async handler awaits ctx.{kind}_async, and a plain one calls "
                 f"ctx.{kind}"
             )
-        check_step_name(self._where, name)
+        by = " by name=" if kind is StepKind.WAIT else ""
+        check_step_name(self._where, name, by)
         if self._attempt.is_lost:
             raise self._lease_lost()
         if self._attempt.is_settled:
@@ -342,15 +352,17 @@ class AttemptSteps:
         if name in self._used:
             raise PgQueueError(
                 f"{self._where}: step {name!r} comes twice in one attempt; give each a name of its "
-                "own, in a loop for example f'page {number}'"
+                f"own{by}, in a loop for example f'page {{number}}'"
             )
         with self._attempt.block(f"step {name!r}"):
             known = self._recorded().get(name)
             if known is not None and known.kind is not kind:
                 raise PgQueueError(
                     f"{self._where}: {name!r} is on record as a {known.kind}, and this is a "
-                    f"{kind}; give it another name"
+                    f"{kind}; give it another name{by}"
                 )
+            if known is None:
+                self._hand_on(name)
             self._used.add(name)
             try:
                 yield known

@@ -16,8 +16,9 @@ from sqlalchemy import Connection
 from pgqueue.errors import OptionError
 from pgqueue.models import DEAD, UNFINISHED, WAITING, JobStatus
 from pgqueue.repository.jobs import Change, Jobs
-from pgqueue.repository.listing import FoundJob, JobDetails
+from pgqueue.repository.listing import JobDetails
 from pgqueue.repository.many import ManyJobs
+from pgqueue.repository.messages import FoundJob
 from pgqueue.tasks import Task, editing
 from pgqueue.tasks.editing import Changes, Find
 

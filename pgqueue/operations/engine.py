@@ -34,7 +34,8 @@ from pgqueue.operations.results import Effect, Result
 from pgqueue.operations.selection import Selection
 from pgqueue.redaction import redacted
 from pgqueue.repository.jobs import Change
-from pgqueue.repository.listing import FoundJob, Listing
+from pgqueue.repository.listing import Listing
+from pgqueue.repository.messages import FoundJob
 from pgqueue.repository.operator_actions import LogEntry
 from pgqueue.rules.unique import KEY_ACROSS_QUEUES
 

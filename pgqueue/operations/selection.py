@@ -28,7 +28,8 @@ from pgqueue.repository.conditions import WRITTEN as WRITTEN
 from pgqueue.repository.conditions import Conditions, JobFilter
 from pgqueue.repository.conditions import ValueKind as ValueKind
 from pgqueue.repository.job_line import JobLine
-from pgqueue.repository.listing import FoundJob, Listing
+from pgqueue.repository.listing import Listing
+from pgqueue.repository.messages import FoundJob
 from pgqueue.repository.pages import Pages
 from pgqueue.repository.tables import Executor
 from pgqueue.tasks import Task

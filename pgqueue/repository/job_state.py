@@ -47,11 +47,11 @@ def state_of_job() -> sa.Executable:
 
 @cache
 def jobs_of_batch() -> sa.Executable:
-    """The jobs of a batch, in the order of their ids, and whether it has ended; of a job that has
-    been deleted, the id."""
+    """The jobs of a batch, in the order of their ids, and how many they were at its end; of a job
+    that has been deleted, the id."""
     columns = (jobs.c.task, jobs.c.outcome, jobs.c.result, jobs.c.last_error)
     return (
-        sa.select(batches.c.ended_at.is_not(None), batch_jobs.c.job_id, *columns)
+        sa.select(batches.c.total, batch_jobs.c.job_id, *columns)
         .select_from(batches)
         .join(batch_jobs, batch_jobs.c.batch_id == batches.c.id)
         .outerjoin(jobs, jobs.c.id == batch_jobs.c.job_id)
@@ -98,6 +98,10 @@ class GatheredJob:
     result: Any
     error: str | None
     """The error of the attempt that failed last."""
+
+    def __str__(self) -> str:
+        error = f": {self.error}" if self.error else ""
+        return f"job {self.id} {self.task} {self.status}{error}"
 
 
 class GatheredBatch(NamedTuple):
@@ -152,6 +156,7 @@ class JobStates:
                 )
             status = None if outcome is None else JobStatus(outcome)
             found.append(GatheredJob(id, task, status, result, error))
-        if not found:
+        total = rows[0][0] if rows else None
+        if not rows or total not in (None, len(rows)):  # it is deleted in portions
             raise JobNotFound(f"the jobs of batch {batch_id} have been deleted; keep jobs longer")
-        return GatheredBatch(rows[0][0], found)
+        return GatheredBatch(total is not None, found)

@@ -6,11 +6,10 @@ leases, failed and cancelled from the dead letters.  Only succeeded jobs, and jo
 are read backwards from the newest row of ``jobs``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
-from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -23,11 +22,11 @@ from pgqueue.repository.admit import Admissions
 from pgqueue.repository.blocked import named
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.limits import Limits
+from pgqueue.repository.messages import MESSAGE_KEYS, FoundJob, message_in
 from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment, readable, span
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
-    POSITION,
     Executor,
     array_of,
     array_parameter,
@@ -42,9 +41,7 @@ from pgqueue.repository.tables import (
     job_steps,
     jobs,
     leases,
-    message_queue,
     pg,
-    waiting_messages,
     workers,
 )
 from pgqueue.repository.waits import Wait, Waits
@@ -60,12 +57,6 @@ MOST_STEPS = 100
 MOST_NODES = 20
 """Jobs and batches before a job that are listed, and the same number after it."""
 SLEEPING = {StepKind.SLEEP, StepKind.WAIT, StepKind.GATHER}
-
-MESSAGE_KEYS = {
-    message_queue: (*POSITION, "id", "target_id"),
-    waiting_messages: ("limit_keys", *POSITION, "target_id"),
-}
-"""The columns that find one message, and its job."""
 
 
 def job_ids(
@@ -98,14 +89,6 @@ def job_ids(
 
 
 NO_MESSAGE = sa.literal_column("NULL::jsonb", JSONB).label("message")
-
-
-def _message_in(table: sa.Table, row: sa.FromClause) -> sa.ColumnElement[Any]:
-    """The table of a message, and its key, as texts that lose nothing."""
-    named = {name: sa.cast(row.c[name], sa.Text) for name in MESSAGE_KEYS[table]}
-    given = {"table": sa.literal_column(f"'{table.name}'", sa.Text), **named}
-    parts = [(sa.literal_column(f"'{name}'", sa.Text), value) for name, value in given.items()]
-    return pg.jsonb_build_object(*chain.from_iterable(parts), type_=JSONB).label("message")
 
 
 def number_of_jobs(which: JobFilter, *, limit: int | None) -> sa.Executable:
@@ -359,7 +342,7 @@ def _standing_in(
         .lateral("unfinished")
     )
     # Behind the sort, for the few that are wanted: to make JSON of all messages takes long.
-    message = [_message_in(state.table, ordered)] if with_messages else []
+    message = [message_in(state.table, ordered).label("message")] if with_messages else []
     id = ordered.c.target_id
     return sa.select(id.label("id"), *message).join(unfinished, sa.true()), id
 
@@ -384,18 +367,6 @@ def first_failure() -> sa.Executable:
         .order_by(attempt.finished_at)
         .limit(1)
     )
-
-
-class FoundJob(NamedTuple):
-    """A job that matches."""
-
-    id: int
-    message: Mapping[str, str] | None = None
-    """Of a job that waits: the table and the key of its message."""
-
-    def stands_in(self, table: sa.Table) -> bool:
-        """Whether its message is in this table."""
-        return self.message is not None and self.message["table"] == table.name
 
 
 class Holder(NamedTuple):

@@ -4,7 +4,8 @@ A statement takes what no other transaction has locked, and waits for nothing.  
 the jobs that it has left one by one, by :class:`~pgqueue.repository.jobs.Jobs`.
 
 No index finds a message by its job, so a message is found while the jobs are selected
-(:meth:`Listing.found`), and deleted by its whole key.
+(:meth:`Listing.found`, :meth:`Signals.sleepers`), and
+deleted by its whole key.
 """
 
 import json
@@ -25,8 +26,7 @@ from pgqueue.repository.jobs import (
     new_values,
     replaced,
 )
-from pgqueue.repository.listing import MESSAGE_KEYS, FoundJob
-from pgqueue.repository.messages import NEW
+from pgqueue.repository.messages import MESSAGE_KEYS, NEW, FoundJob
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CANCELLED,

@@ -1,11 +1,15 @@
 """Messages: what a message copies from its job, and when the job may start."""
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 
 from pgqueue.repository.tables import (
+    POSITION,
     array_parameter,
     blocked,
     clock,
@@ -41,6 +45,12 @@ DISPATCHED = (
 
 UNDER_LIMITS = (*DISPATCHED, jobs.c.limit_keys)
 """The columns that a waiting message copies."""
+
+MESSAGE_KEYS = {
+    message_queue: (*POSITION, "id", "target_id"),
+    waiting_messages: ("limit_keys", *POSITION, "target_id"),
+}
+"""The columns that find one message, and its job."""
 
 MESSAGE_COLUMNS = ["queue", "priority", "run_at", "target_id", "task", "alone"]
 
@@ -97,6 +107,14 @@ def message_rows(job: sa.CTE) -> sa.Select[Any]:
     )
 
 
+def message_in(table: sa.Table, row: sa.FromClause) -> sa.ColumnElement[Any]:
+    """The table of a message, and its key, as texts that lose nothing."""
+    named = {name: sa.cast(row.c[name], sa.Text) for name in MESSAGE_KEYS[table]}
+    given = {"table": sa.literal_column(f"'{table.name}'", sa.Text), **named}
+    parts = [(sa.literal_column(f"'{name}'", sa.Text), value) for name, value in given.items()]
+    return pg.jsonb_build_object(*chain.from_iterable(parts), type_=JSONB)
+
+
 def has_message_or_lease(job_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     """Whether a job has one, or row security may hide it."""
     leased = sa.exists().where(leases.c.target_id == job_id)
@@ -135,3 +153,15 @@ def each_in_key(table: sa.Table, *names: str, name: str, first: str | None = Non
 
 NEW = "new_"
 """Begins the names of parameters: in an UPDATE, one with a column's name is added to SET."""
+
+
+class FoundJob(NamedTuple):
+    """A job, found together with its message."""
+
+    id: int
+    message: Mapping[str, str] | None = None
+    """Of a job that waits: the table and the key of its message."""
+
+    def stands_in(self, table: sa.Table) -> bool:
+        """Whether its message is in this table."""
+        return self.message is not None and self.message["table"] == table.name

@@ -7,20 +7,23 @@ A signal is a row that an application inserts; it is not used up.  A job *waits*
     wait    commits the wait, then reads the signals, and sleeps if there is none
 
 So of both, the second finds the first, however long their transactions are open.  A job that is
-about to sleep has a lease: its signal is read again until the job sleeps, and is woken.  A job is
-woken once by a signal, whether it still waits or not.
+about to sleep has a lease.  A signal is delivered when no such job is left, and none that sleeps;
+until then it is read again.  The transaction that wakes the last jobs marks it, so a job is woken
+once by a signal, whether it still waits or not.
 """
 
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
 from pgqueue.checks import OWN_SIGNALS
+from pgqueue.repository.messages import FoundJob, message_in
 from pgqueue.repository.tables import (
     Executor,
+    among,
     array_of,
     array_parameter,
     blocked,
@@ -29,16 +32,22 @@ from pgqueue.repository.tables import (
     jobs,
     json_parameter,
     leases,
+    message_queue,
     pg,
     sees_all,
     signals,
+    stands_at_place_of,
     text_parameter,
+    waiting_messages,
+    waits_at_place_of,
     wake_up_call,
 )
 
 KEPT = timedelta(days=30)
 PAGE = 100
-"""The signals that one statement reads."""
+"""The signals that are delivered together."""
+PORTION = 500
+"""The jobs that one statement wakes."""
 PRUNED = 1000
 
 BATCH_HAS_ENDED = f"{OWN_SIGNALS}batch"
@@ -46,6 +55,8 @@ BATCH_HAS_ENDED = f"{OWN_SIGNALS}batch"
 of the batch."""
 
 NEW = sa.not_(signals.c.delivered)
+AFTER = sa.bindparam("after", type_=sa.BigInteger)
+IDS = sa.any_(array_parameter("ids", sa.BigInteger))
 
 
 @cache
@@ -82,40 +93,50 @@ def signal_for() -> sa.Executable:
 
 
 @cache
-def sleepers() -> sa.Executable:
-    """The next signals that are not delivered, each with the jobs that sleep for it or are about
-    to; NULL for a signal without one."""
-    page = (
-        sa.select(*(signals.c[name] for name in ("id", "name", "key", "created_at")))
-        .where(NEW, signals.c.id > sa.bindparam("after", type_=sa.BigInteger))
+def undelivered() -> sa.Executable:
+    """The next signals that are not delivered."""
+    return (
+        sa.select(signals.c.id)
+        .where(NEW, signals.c.id > AFTER)
         .where(sees_all(job_steps, jobs, leases, blocked))
         .order_by(signals.c.id)
         .limit(sa.literal_column(str(PAGE)))
-        .cte("page")
-    )
-    has_lease = sa.exists().where(leases.c.target_id == jobs.c.id)
-    is_blocked = sa.exists().where(blocked.c.node_id == jobs.c.id)
-    sleeper = (
-        sa.select(jobs.c.id, has_lease.label("runs"))
-        .join_from(job_steps, jobs, jobs.c.id == job_steps.c.job_id)
-        .where(*_awaits(page.c.name, page.c.key))
-        .where(jobs.c.outcome.is_(None), _may_receive(page))
-        # A job that is due, or is blocked until others end, runs anyway, and looks itself.
-        .where(sa.or_(has_lease, sa.and_(jobs.c.run_at > clock(), ~is_blocked)))
-        .correlate(page)
-        .lateral("sleeper")
-    )
-    return (
-        sa.select(page.c.id, sleeper.c.id, sleeper.c.runs)
-        .select_from(page.outerjoin(sleeper, sa.true()))
-        .order_by(page.c.id)
     )
 
 
 @cache
+def sleepers() -> sa.Executable:
+    """The next jobs that sleep for one of these signals, with their messages, or are about to sleep
+    and have none."""
+    job = (
+        sa.select(jobs.c.id)
+        .select_from(signals)
+        .join(job_steps, sa.and_(*_awaits(signals.c.name, signals.c.key)))
+        .join(jobs, _sleeps_for(signals))
+        .where(signals.c.id == IDS, job_steps.c.job_id > AFTER)
+        .order_by(jobs.c.id)
+        .limit(sa.literal_column(str(PORTION)))
+        .subquery("job")
+    )
+    places = {message_queue: stands_at_place_of, waiting_messages: waits_at_place_of}
+    messages = [
+        sa.select(message_in(table, table))
+        .where(is_at_place_of(job.c.id))
+        .limit(sa.literal_column("1"))
+        .scalar_subquery()
+        for table, is_at_place_of in places.items()
+    ]
+    return sa.select(job.c.id, sa.func.coalesce(*messages)).order_by(job.c.id)
+
+
+@cache
 def mark_delivered() -> sa.Executable:
-    ids = sa.any_(array_parameter("ids", sa.BigInteger))
-    return sa.update(signals).where(signals.c.id == ids).values(delivered=sa.true())
+    """Mark those of these signals for which no job sleeps, or is about to.  Waits for nothing."""
+    waits = sa.and_(*_awaits(signals.c.name, signals.c.key))
+    sleeper = sa.select(jobs.c.id).join_from(job_steps, jobs, _sleeps_for(signals)).where(waits)
+    done = sa.select(signals.c.id).where(signals.c.id == IDS, ~sleeper.correlate(signals).exists())
+    done = done.with_for_update(skip_locked=True)
+    return sa.update(signals).where(signals.c.id == among(done)).values(delivered=sa.true())
 
 
 @cache
@@ -144,6 +165,20 @@ def is_open_wait() -> sa.ColumnElement[bool]:
     return sa.and_(job_steps.c.signal.is_not(None), job_steps.c.result.is_(None))
 
 
+def _sleeps_for(signal: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Whether the job of a step that waits for a signal sleeps, or has a lease: it may have looked
+    for the signal, and be about to sleep.
+
+    A job that is due, or is blocked until others end, runs anyway, and looks itself.
+    """
+    has_lease = sa.exists().where(leases.c.target_id == jobs.c.id)
+    is_blocked = sa.exists().where(blocked.c.node_id == jobs.c.id)
+    return sa.and_(
+        *(jobs.c.id == job_steps.c.job_id, jobs.c.outcome.is_(None), _may_receive(signal)),
+        sa.or_(has_lease, sa.and_(jobs.c.run_at > clock(), ~is_blocked)),
+    )
+
+
 def _may_receive(signal: sa.FromClause) -> sa.ColumnElement[bool]:
     """Whether a signal is younger than a job, and none of its waits has received it."""
     other = sa.alias(job_steps, "other")
@@ -154,16 +189,6 @@ def _may_receive(signal: sa.FromClause) -> sa.ColumnElement[bool]:
         == sa.cast(signal.c.id, sa.Text),
     )
     return sa.and_(signal.c.created_at >= jobs.c.created_at, ~received.correlate_except(other))
-
-
-class Sleeper(NamedTuple):
-    """A job that sleeps for a signal, or is about to."""
-
-    signal_id: int
-    job_id: int | None
-    """None: no job sleeps for this signal."""
-    runs: bool | None
-    """Whether it has a lease: it may have looked for the signal, and be about to sleep."""
 
 
 class Signals:
@@ -177,12 +202,17 @@ class Signals:
         row = {"of_name": name, "of_key": key, "of_payload": payload}
         return int(self._executor.execute(add_signal(notify=notify), row).scalar_one())
 
-    def sleepers(self, after: int) -> list[Sleeper]:
-        """The next signals after an id, and the jobs that sleep for them; empty at the end."""
-        return [Sleeper(*row) for row in self._executor.execute(sleepers(), {"after": after})]
+    def undelivered(self, after: int) -> list[int]:
+        """The next signals after an id that are not delivered; empty at the end."""
+        return list(self._executor.execute(undelivered(), {"after": after}).scalars())
+
+    def sleepers(self, signal_ids: Iterable[int], *, after: int) -> list[FoundJob]:
+        """The next jobs after an id that sleep for one of these signals, or are about to."""
+        given = {"ids": array_of(map(str, signal_ids)), "after": after}
+        return [FoundJob(*row) for row in self._executor.execute(sleepers(), given)]
 
     def mark_delivered(self, signal_ids: Iterable[int]) -> None:
-        """Note that no job sleeps for these signals any more."""
+        """Note for which of these signals no job sleeps any more, nor is about to."""
         self._executor.execute(mark_delivered(), {"ids": array_of(map(str, signal_ids))})
 
     def prune(self) -> bool:

@@ -6,21 +6,22 @@ It has a thread and a connection of its own, so that no settle waits for it.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from pgqueue import redaction
 from pgqueue.database.settings import LOOKING
-from pgqueue.errors import JobNotFound
 from pgqueue.repository.batches import Batches
 from pgqueue.repository.blocked import BlockedNodes, Look
-from pgqueue.repository.jobs import Jobs
-from pgqueue.repository.signals import Signals
+from pgqueue.repository.many import ManyJobs
+from pgqueue.repository.messages import FoundJob
+from pgqueue.repository.signals import PORTION, Signals
 from pgqueue.worker.loop import NEVER, Loop
-from pgqueue.worker.rows import RowGuard
+from pgqueue.worker.rows import RowGuard, may_be_of_row
 from pgqueue.worker.runtime import WorkerRuntime
 
 Begin = Callable[[], AbstractContextManager[object]]
@@ -162,38 +163,56 @@ class Looker:
         is_over: Callable[[], bool] = lambda: False,
         begin: Begin | None = None,
     ) -> int:
-        """Wake the jobs that sleep for signals, each in a transaction of its own; returns how many.
-
-        A signal is delivered when each of them is woken.
-        """
+        """Wake the jobs that sleep for signals; returns how many."""
         begin = begin or connection.begin
         signals, woken, after = Signals(connection), 0, 0
         while not is_over():
             with begin():
-                page = signals.sleepers(after)
-            if not page:
+                signal_ids = signals.undelivered(after)
+            if not signal_ids:
                 break
-            awaited = set()
-            for signal_id, job_id, runs in page:
-                if job_id is None:
-                    continue
-                if not runs and self._wake(connection, job_id, begin):
-                    woken += 1
-                else:
-                    awaited.add(signal_id)
-            after = page[-1].signal_id
-            with begin():
-                signals.mark_delivered({each.signal_id for each in page} - awaited)
+            after, last = signal_ids[-1], 0
+            while not is_over():
+                with begin():
+                    found = signals.sleepers(signal_ids, after=last)
+                is_last = len(found) < PORTION
+                woken += self._wake(connection, found, signal_ids if is_last else (), begin)
+                if is_last:
+                    break
+                last = found[-1].id
         return woken
 
-    def _wake(self, connection: Connection, job_id: int, begin: Begin) -> bool:
-        """Make a job due that sleeps; false if it does not any more, or cannot be changed."""
-        is_awake = False
-        if not self._guard.rests(job_id):
-            words = f"job {job_id} cannot be woken by its signal"
-            with self._guard.row(job_id, words), begin(), suppress(JobNotFound):
-                is_awake = bool(Jobs(connection).run_now(job_id, notify=self._notify))
-        return is_awake
+    def _wake(
+        self,
+        connection: Connection,
+        found: Sequence[FoundJob],
+        signal_ids: Collection[int],
+        begin: Begin,
+    ) -> int:
+        """Make these jobs due, as far as they sleep, and mark these signals delivered for which no
+        job is left; returns how many jobs are due now.
+
+        If the database refuses to change a job, each is changed alone.  It keeps its signal
+        undelivered, for the next time, as a job does that another transaction has locked.
+        """
+        many, signals = ManyJobs(connection), Signals(connection)
+        found = [job for job in found if not self._guard.rests(job.id)]
+        try:
+            with begin():
+                woken = len(many.run_now(found, notify=self._notify))
+                signals.mark_delivered(signal_ids)
+                return woken
+        except DBAPIError as error:
+            if not may_be_of_row(error):
+                raise
+        woken = 0
+        for job in found:
+            words = f"job {job.id} cannot be woken by its signal"
+            with self._guard.row(job.id, words), begin():
+                woken += len(many.run_now([job], notify=self._notify))
+        with begin():
+            signals.mark_delivered(signal_ids)
+        return woken
 
     def sweep(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
-from worker_rig import endings
+from worker_rig import endings, wait_until
 
 from pgqueue import JobContext, PgQueue, Retry, Worker
 from pgqueue.tables import Job, JobStep
@@ -66,6 +66,40 @@ def test_a_recorded_step_is_not_run_again(rig: Rig) -> None:
     assert rig.calls == ["charge"]
     assert seen == [[5, "paid"]] * 2  # as JSON gives it back, also the first time
     assert rig.steps() == {"charge": [5, "paid"]}
+
+
+def test_no_step_begins_after_a_cancel_and_a_worker_that_stops_hands_on(rig: Rig) -> None:
+    workers: list[Worker] = []
+
+    def order(ctx: JobContext, is_cancelled: bool) -> None:
+        ctx.step("charge", rig.charge, 5)
+        if is_cancelled:
+            with rig.queue.session() as session, session.begin():
+                rig.queue.cancel(session, ctx.job_id)
+            wait_until(ctx.is_cancelled)
+        elif not ctx.is_stopping() and len(workers) == 1:
+            workers[0].stop()
+            wait_until(ctx.is_stopping)
+        rig.calls.append("before")
+        ctx.step("ship", rig.calls.append, "ship")
+
+    task = rig.queue.task(name="order")(order)
+    cancelled = task.delay(True).id
+    assert rig.work() == {"cancelled": 1}
+    assert rig.calls == ["charge", "before"]
+
+    rig.calls.clear()
+    stopped = task.delay(False).id
+    for _ in range(2):
+        workers.append(Worker(rig.queue, concurrency=1))
+        workers[-1].run_until_empty(timeout=60)
+    assert rig.calls == ["charge", "before", "before", "ship"]
+    with rig.queue.session() as session:
+        jobs = [session.get_one(Job, job_id) for job_id in (cancelled, stopped)]
+        assert [(job.status.value, job.attempts) for job in jobs] == [
+            ("cancelled", 1),
+            ("succeeded", 1),
+        ]
 
 
 def test_a_step_with_a_session_commits_its_writes_with_its_record(rig: Rig) -> None:

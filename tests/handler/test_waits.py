@@ -7,14 +7,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, select
+from sqlalchemy import Engine, event, func, select, text
 from sqlalchemy.orm import Session
 from worker_rig import endings, running
 
+from chaos.interleavings.logical_workers import execute
 from chaos.workers import wait_until
 from pgqueue import (
     ArgumentsError,
     JobContext,
+    Limit,
     PayloadError,
     PgQueue,
     Retry,
@@ -22,6 +24,7 @@ from pgqueue import (
     Snooze,
     Worker,
 )
+from pgqueue.repository.signals import PORTION
 from pgqueue.tables import Job, JobStep, Signal
 from pgqueue.testing import run_jobs
 from pgqueue.worker.looks import Looker
@@ -113,6 +116,26 @@ def test_a_wait_ends_by_its_timeout_in_each_later_attempt_too(rig: Rig) -> None:
     assert timeouts == [1, 1, 2, 2]
     with rig.queue.session() as session:
         assert session.scalars(select(JobStep.result)).all() == [{}]
+
+
+@pytest.mark.parametrize(
+    ("key", "words"), [("7", "comes twice"), ("7" * 190, "the name of a step")]
+)
+def test_a_wait_whose_default_name_does_not_do_is_given_another(
+    rig: Rig, key: str, words: str
+) -> None:
+    def total(ctx: JobContext) -> None:
+        for _ in range(2):
+            ctx.wait_for("paid", key)
+
+    job_id = rig.queue.task(name="total", retry=Retry.never())(total).delay().id
+    rig.send(int(key))
+
+    assert rig.work() == {"failed": 1}
+    with rig.queue.session() as session:
+        error = session.get_one(Job, job_id).last_error or ""
+    assert words in error
+    assert "by name=" in error
 
 
 def test_an_async_handler_waits(rig: Rig) -> None:
@@ -212,9 +235,9 @@ def test_a_signal_stays_undelivered_while_its_job_is_about_to_sleep(rig: Rig) ->
     assert (rig.received, rig.undelivered()) == (["now"], 0)
 
 
-def _deliver(rig: Rig) -> None:
+def _deliver(rig: Rig) -> int:
     with rig.queue.engine.connect() as connection:
-        Looker(notify=False).deliver(connection)
+        return Looker(notify=False).deliver(connection)
 
 
 def test_a_signal_wakes_a_job_once_that_does_not_wait_any_more(rig: Rig) -> None:
@@ -232,6 +255,95 @@ def test_a_signal_wakes_a_job_once_that_does_not_wait_any_more(rig: Rig) -> None
 
     assert rig.work() == {"snoozed": 1}
     assert (rig.undelivered(), rig.work()) == (0, {})
+
+
+def _sleep_for(rig: Rig, *orders: int) -> list[int]:
+    """Jobs that sleep for the signals of these orders, without an attempt."""
+    with rig.queue.session() as session, session.begin():
+        later = rig.task.options(delay=timedelta(days=1))
+        sleeping = list(later.enqueue_many(session, [(order,) for order in orders]))
+        session.execute(
+            text(
+                "INSERT INTO pgqueue.job_steps"
+                " (job_id, name, kind, attempt, started_at, signal, key)"
+                " SELECT id, 'wait', 'wait', 1, now(), 'paid', args->>'order' FROM pgqueue.jobs"
+            )
+        )
+        return sleeping
+
+
+def _due(rig: Rig) -> set[int]:
+    with rig.queue.session() as session:
+        return set(session.scalars(select(Job.id).where(Job.run_at <= func.now())))
+
+
+def test_many_jobs_that_sleep_for_a_signal_are_woken_by_few_statements(rig: Rig) -> None:
+    _sleep_for(rig, *[1] * (2 * PORTION), 2)
+    rig.send(1)
+    statements: list[str] = []
+
+    def listen(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", listen)
+    try:
+        assert _deliver(rig) == 2 * PORTION
+    finally:
+        event.remove(Engine, "before_cursor_execute", listen)
+
+    assert len(statements) < 20
+    assert (len(_due(rig)), rig.undelivered()) == (2 * PORTION, 0)
+
+
+def test_a_job_whose_wake_the_database_refuses_keeps_only_its_own_signal(
+    rig: Rig, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused, *others = _sleep_for(rig, 1, 1, 2)
+    execute(
+        engine,
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'not today'; END $$;"
+        " CREATE TRIGGER refuse BEFORE UPDATE ON pgqueue.jobs"
+        f" FOR EACH ROW WHEN (OLD.id = {refused}) EXECUTE FUNCTION refuse()",
+    )
+    rig.send(1)
+    rig.send(2)
+    looker = Looker(notify=False)
+
+    with engine.connect() as connection:
+        assert [looker.deliver(connection) for _ in range(2)] == [2, 0]
+    assert _due(rig) == {*others}
+    assert rig.undelivered() == 1
+    assert caplog.text.count(f"job {refused} cannot be woken by its signal") == 1
+
+    execute(engine, "DROP TRIGGER refuse ON pgqueue.jobs")
+    assert _deliver(rig) == 1
+    assert rig.undelivered() == 0
+
+
+def test_a_job_that_a_transaction_has_locked_is_woken_later(rig: Rig, session: Session) -> None:
+    locked, other = _sleep_for(rig, 1, 1)
+    rig.send(1)
+    session.get_one(Job, locked, with_for_update=True)
+
+    assert _deliver(rig) == 1
+    assert (_due(rig), rig.undelivered()) == ({other}, 1)
+
+    session.rollback()
+    assert _deliver(rig) == 1
+    assert (_due(rig), rig.undelivered()) == ({locked, other}, 0)
+
+
+def test_a_job_under_a_limit_is_woken(rig: Rig) -> None:
+    one_at_a_time = rig.queue.task(name="one_at_a_time", limit=Limit(1))(rig.ship)
+    one_at_a_time.delay(1)
+    one_at_a_time.delay(2)
+    assert rig.work() == {"snoozed": 2}  # a job that sleeps holds no place
+
+    rig.send(2, "now")
+
+    assert rig.work() == {"succeeded": 1}
+    assert (rig.received, rig.undelivered()) == (["now"], 0)
 
 
 @pytest.mark.parametrize("notifies", [True, False])

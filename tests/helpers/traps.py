@@ -19,8 +19,7 @@ from pgqueue import repository
 from pgqueue.models import SCHEMA, JobStatus
 from pgqueue.repository import claim_order, id_order, listing, many
 from pgqueue.repository.conditions import JobFilter
-from pgqueue.repository.listing import MESSAGE_KEYS
-from pgqueue.repository.messages import Start
+from pgqueue.repository.messages import MESSAGE_KEYS, Start
 from pgqueue.repository.references import Reference
 from pgqueue.repository.tables import dead_letters, jobs
 from pgqueue.schema import Roles, grant_statements, revoke_statements

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from chaos.interleavings.logical_workers import (
     execute,
     workers_at,
 )
-from pgqueue import Job, JobContext, Limit, PgQueue, Worker
+from pgqueue import Cancel, Job, JobContext, JobsFailed, Limit, PgQueue, Worker
 from pgqueue.outcomes import (
     AttemptEnd,
     Cancelled,
@@ -295,6 +296,26 @@ def it_gathers(engine: Engine, worker: LogicalWorker) -> int:
 
     job_id = queue.task(name="tests.whole")(whole).delay().id
     assert Worker(queue, concurrency=1).run_until_empty() == {"snoozed": 1}
+    return job_id
+
+
+@case(rf"sleeps in its step 'an hour' until {TIME}")
+def it_sleeps_after_a_failed_gather(engine: Engine, worker: LogicalWorker) -> int:
+    queue = PgQueue(engine)
+
+    @queue.task(name="tests.part")
+    def part() -> None:
+        raise Cancel("no part")
+
+    @queue.task(name="tests.whole")
+    def whole(ctx: JobContext) -> None:
+        with suppress(JobsFailed):
+            ctx.gather("parts", [part.job()])
+        ctx.sleep("an hour", HOUR)
+
+    job_id = whole.delay().id
+    ends = Worker(queue, concurrency=1).run_until_empty()
+    assert ends == {"snoozed": 2, "cancelled": 1}
     return job_id
 
 

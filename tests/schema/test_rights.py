@@ -315,7 +315,8 @@ def counts_and_prunes(session: Session, place: Place) -> None:
     ErrorGroups(session).prune()
     ErrorGroups(session).prune_deploys()
     OperatorActions(session).prune()
-    Signals(session).sleepers(0)
+    Signals(session).undelivered(0)
+    Signals(session).sleepers([1], after=0)
     Signals(session).mark_delivered([1])
     Signals(session).prune()
 
