@@ -23,6 +23,7 @@ from pgqueue.rules.limits import has_own_capacity, rate_in_words
 from pgqueue.tasks.showing import masked, without_values
 from pgqueue.terminal import harmless, print_json
 from pgqueue.views.jobs import MOST_NODES, MOST_STEPS, JobDetails, LimitUse, PastAttempt
+from pgqueue.views.trail import when_of
 from pgqueue.views.why import why
 from pgqueue.views.words import Reason, in_words, span
 
@@ -228,6 +229,8 @@ def _facts(job: JobDetails, reasons: Sequence[Reason]) -> Iterator[tuple[str, st
     yield "arguments", _json(row["args"])
     snoozes = f", snoozed {row['snoozes']} times" if row["snoozes"] else ""
     yield "attempts", f"{row['attempts']} of {row['max_attempts']}{snoozes}"
+    if when := when_of(job):
+        yield "when", when
     for name, nodes in (("waits for", job.before), ("followed by", job.after)):
         if nodes:
             yield name, "\n".join(map(str, nodes[:MOST_NODES])) + "\n…" * (len(nodes) > MOST_NODES)

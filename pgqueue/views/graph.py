@@ -9,7 +9,7 @@ from pgqueue.meta import outcomes_noted
 from pgqueue.models import JobStatus
 from pgqueue.repository.tables import Executor
 from pgqueue.repository.workflow_members import Member, WorkflowMembers
-from pgqueue.workflows import OUTCOMES_OF
+from pgqueue.views.words import when_in_words
 
 MOST_JOBS = 20_000
 """Jobs that are read for a graph.  A larger workflow has none."""
@@ -112,20 +112,13 @@ def _boxes(
         member = jobs[id]
         number = numbers.setdefault(alike(member, after), len(boxes))
         if number == len(boxes):
-            boxes.append(Box(member.task, when_in_words(member.when), id))
+            boxes.append(Box(member.task, when_in_words(outcomes_noted(member.when)), id))
         box = boxes[number]
         box.first_id = min(box.first_id, id)
         box.counts[member.status] += 1
         box.after |= after
         found[id] = frozenset([number])
     return boxes
-
-
-def when_in_words(noted: str | None) -> str:
-    """Return the ``when=`` of a job, from what its meta notes as JSON text."""
-    outcomes = [str(outcome) for outcome in outcomes_noted(noted)]
-    words = (when for when, of_it in OUTCOMES_OF.items() if set(of_it) == set(outcomes))
-    return next(words, ", ".join(outcomes))
 
 
 def _place(boxes: Sequence[Box]) -> None:

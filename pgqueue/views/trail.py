@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from pgqueue.meta import RUNS_WHEN
 from pgqueue.models import UNFINISHED, WAITING, JobStatus
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.repository.follow_ups import ON_FAILED
 from pgqueue.repository.listing import JobDetails
+from pgqueue.views.words import when_in_words
 
 SCHEDULE = "schedule"
 """The key of a job's meta with the name of its schedule and its tick."""
@@ -66,6 +68,13 @@ def schedule_of(job: JobDetails) -> str | None:
     about = meta.get(SCHEDULE) if isinstance(meta, dict) else None
     name = about.get("name") if isinstance(about, dict) else None
     return name if isinstance(name, str) else None
+
+
+def when_of(job: JobDetails) -> str:
+    """The ``when=`` of a job that has waited for others; empty for success, the default."""
+    meta = job.columns["meta"]
+    outcomes = meta.get(RUNS_WHEN) if isinstance(meta, dict) else None
+    return when_in_words(outcomes) if isinstance(outcomes, list) else ""
 
 
 def follow_up_of(job: JobDetails) -> str | None:

@@ -1,11 +1,14 @@
 """Values in words, and the sentences that more than one face says about jobs, each written once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from math import inf
 from shlex import quote
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pgqueue.workflows import OUTCOMES_OF
 
 UNITS = (
     (0.001, "ms", 1000.0),
@@ -99,6 +102,13 @@ def in_words(part: Part) -> str:
         case timedelta():
             return span(part)
     return str(part)
+
+
+def when_in_words(outcomes: Sequence[Any]) -> str:
+    """Return the ``when=`` of a job of a workflow, from the outcomes with which it runs."""
+    named = set(map(str, outcomes))
+    words = (when for when, of_it in OUTCOMES_OF.items() if set(of_it) == named)
+    return next(words, ", ".join(map(str, outcomes)))
 
 
 def nobody_serves(queue: str) -> Reason:

@@ -124,13 +124,14 @@ class TestShow:
         with queue.session() as session, session.begin(), queue.workflow(session, "w") as flow:
             rows = flow.add_many(note, [(n,) for n in range(2)], name="rows")
             middle = flow.add(note.job(2), after=rows).id
-            flow.add_many(note, [(n,) for n in range(30)], after=middle)
+            flow.add_many(note, [(n,) for n in range(30)], after=middle, when="failed")
 
         said, found = shown(queue, str(middle)), document(queue, str(middle))
 
         assert re.search(rf"waits for +batch {rows.id} rows open\n", said)
         assert re.search(rf"followed by +job {middle + 1} note blocked\n", said)
         assert "…" in said
+        assert "when          failed" in shown(queue, str(middle + 1))
         assert found["before"] == [{"id": -rows.id, "name": "rows", "status": "open"}]
         first = shown(queue, "1")
         assert re.search(rf"followed by +job {middle} note blocked\n", first)

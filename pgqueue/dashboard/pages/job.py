@@ -31,6 +31,7 @@ from pgqueue.views.trail import (
     trail,
     waits_after_requeue,
     was_requeued,
+    when_of,
 )
 from pgqueue.views.why import why
 from pgqueue.views.words import Kind, Name
@@ -146,6 +147,7 @@ def job(request: Request, job_id: int) -> Page:
         pytest=_as_test(stored, task) if request.may("view_arguments") else None,
         schedule=schedule_of(found),
         follow_up=follow_up_of(found),
+        when=when_of(found),
         link=lambda kind, name: _href(request, kind, name),
         may_restart=request.may("requeue")
         and not request.access.is_limited
