@@ -33,7 +33,10 @@ LOOKED_AT = """
 WITHOUT = """
     SELECT count(*) FROM pgqueue.batches
     WHERE NOT is_workflow AND workflow_id IS NULL
-    AND EXISTS (SELECT FROM pgqueue.batch_jobs WHERE batch_id = batches.id) AND NOT EXISTS (
+    AND EXISTS (
+        SELECT FROM pgqueue.batch_jobs JOIN pgqueue.jobs ON jobs.id = job_id
+        WHERE batch_id = batches.id AND task LIKE '%.pay_piece'
+    ) AND NOT EXISTS (
         SELECT FROM pgqueue.jobs WHERE id = callback_id AND outcome = 'succeeded'
     )
 """

@@ -15,6 +15,7 @@ from chaos.scenario import Size, scenario
 from chaos.scenarios.batches import SAMPLED, Batches
 from chaos.scenarios.limits import LimitedJobs
 from chaos.scenarios.pruning import FAILED, OldJobs
+from chaos.scenarios.signals import ToldJobs
 from chaos.scenarios.unique_keys import ReplacedJobs
 from chaos.scenarios.workflows import Graphs
 
@@ -73,7 +74,7 @@ ENDED = "SELECT count(*) FROM pgqueue.jobs WHERE finished_at > :began"
 
 
 @scenario(
-    promises="P1 P2 P3 P4 P5 P8 P13 P14",
+    promises="P1 P2 P3 P4 P5 P8 P13 P14 P16",
     full=Size(jobs=30_000, workers=8, faults=100),
     short=Size(jobs=400, workers=4, faults=5),
     mutated={
@@ -86,6 +87,7 @@ ENDED = "SELECT count(*) FROM pgqueue.jobs WHERE finished_at > :began"
         "grows_behind_its_successors": "have started before what they wait for",
         "changes_jobs_that_have_started": "was asked for last",
         "keeps_the_key_at_the_start": "chains have stopped early",
+        "delivers_to_those_that_sleep_already": "whose signals count as delivered",
         "prunes_by_age_alone": "old jobs are left|acknowledged jobs are gone|F8|sampled",
     },
     alone=True,
@@ -94,7 +96,8 @@ def kills(environment: Environment, size: Size) -> None:
     """kill -9 amid work of every kind: no job is lost or done twice, and each rule holds."""
     loads: list[Load] = [Payments(environment, size)]
     loads += [
-        kind(environment, size.faults) for kind in (LimitedJobs, Batches, Graphs, ReplacedJobs)
+        kind(environment, size.faults)
+        for kind in (LimitedJobs, Batches, Graphs, ReplacedJobs, ToldJobs)
     ]
     loads.append(OldJobs(environment, size.faults))  # the last: all that waits is as old
     waiting = environment.unfinished()

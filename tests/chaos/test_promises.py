@@ -17,7 +17,7 @@ def promises() -> dict[str, list[str]]:
 
 
 def test_all_promises_are_in_the_table() -> None:
-    assert list(promises()) == [f"P{number}" for number in range(1, 16)]
+    assert list(promises()) == [f"P{number}" for number in range(1, 17)]
 
 
 def test_what_a_promise_is_shown_by_exists_and_attacks_it() -> None:
