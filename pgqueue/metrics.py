@@ -90,7 +90,8 @@ class AttemptMetrics:
 
     def _label_of(self, queue: str) -> str:
         """Name the first queues that had attempts here; several threads may add a few more."""
-        if queue not in self._queues and len(self._queues) < MOST_QUEUES:
+        is_new = queue not in self._queues and queue != OTHER
+        if is_new and len(self._queues) < MOST_QUEUES:
             self._queues.add(queue)
         return queue if queue in self._queues else OTHER
 
