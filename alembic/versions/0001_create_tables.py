@@ -464,6 +464,7 @@ def create_batches() -> None:
         ["deadline_at"],
         where="deadline_at IS NOT NULL AND ended_at IS NULL",
     )
+    create_index("batches_workflow_id", "batches", ["workflow_id"], where="workflow_id IS NOT NULL")
     create_table(
         "batch_jobs",
         number("batch_id", sa.BigInteger),

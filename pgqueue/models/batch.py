@@ -63,6 +63,12 @@ class Batch(Base):
             "deadline_at",
             postgresql_where=text("deadline_at IS NOT NULL AND ended_at IS NULL"),
         ),
+        # Of groups only: those of a workflow are found by it.
+        Index(
+            "batches_workflow_id",
+            "workflow_id",
+            postgresql_where=text("workflow_id IS NOT NULL"),
+        ),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from pgqueue.meta import COPY_OF
+from pgqueue.meta import COPY_OF, workflow_in
 from pgqueue.repository.batches import Batches, NewBatchRow
 from pgqueue.repository.blocked import LAST, WORKFLOW, ZERO, workflow_of
 from pgqueue.repository.tables import (
@@ -30,7 +30,7 @@ from pgqueue.repository.tables import (
     jobs,
     pg,
 )
-from pgqueue.repository.workflows import is_key_taken, what_follows
+from pgqueue.repository.workflows import batches_that_follow, is_key_taken, what_follows
 
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
 SOURCE = sa.cast(sa.literal_column(f"'{COPY_OF}'", sa.Text), sa.Text)
@@ -39,32 +39,29 @@ KEPT = ("queue", "task", "args", "priority", "max_attempts", "unique_key", "limi
 
 
 @cache
-def workflow_of_job() -> sa.Executable:
-    """The workflow of a job; its columns are NULL if the job has none, or it is deleted."""
-    is_member = sa.exists().where(
-        batch_jobs.c.batch_id == batches.c.id, batch_jobs.c.job_id == jobs.c.id
-    )
-    return (
-        sa.select(
-            *(batches.c.id, batches.c.name, sa.cast(batches.c.meta, sa.Text)),
-            *(batches.c.application, batches.c.ended_at.is_not(None), is_member),
-        )
-        .select_from(jobs)
-        .outerjoin(batches, sa.cast(batches.c.id, sa.Text) == workflow_of())
-        .where(jobs.c.id == JOB)
-    )
+def meta_of_job() -> sa.Executable:
+    return sa.select(sa.cast(jobs.c.meta, sa.Text)).where(jobs.c.id == JOB)
+
+
+@cache
+def workflow() -> sa.Executable:
+    """A workflow, and whether a job is one of its jobs."""
+    is_member = sa.exists().where(batch_jobs.c.batch_id == batches.c.id, batch_jobs.c.job_id == JOB)
+    return sa.select(
+        *(batches.c.id, batches.c.name, sa.cast(batches.c.meta, sa.Text)),
+        *(batches.c.application, batches.c.ended_at.is_not(None), is_member),
+    ).where(batches.c.id == sa.bindparam("workflow_id", type_=sa.BigInteger))
 
 
 @cache
 def following() -> sa.Executable:
     """The nodes of a workflow that follow a job: the job itself, others, and groups."""
     workflow = sa.cast(sa.bindparam("workflow_id", type_=sa.BigInteger), sa.BigInteger)
-    followers = among(what_follows())
     own = sa.select(jobs.c.id, jobs.c.unique_key, is_key_taken()).where(
-        jobs.c.id == followers, workflow_of() == sa.cast(workflow, sa.Text)
+        jobs.c.id == among(what_follows()), workflow_of() == sa.cast(workflow, sa.Text)
     )
     groups = sa.select(-batches.c.id, batches.c.name, sa.false()).where(
-        -batches.c.id == followers, batches.c.workflow_id == workflow
+        batches.c.id == among(batches_that_follow()), batches.c.workflow_id == workflow
     )
     return sa.union_all(own, groups)
 
@@ -156,8 +153,10 @@ class Restarts:
 
     def workflow_of(self, job_id: int) -> Restartable | None:
         """The workflow of a job; None if it has none any more."""
-        row = self._executor.execute(workflow_of_job(), {"job_id": job_id}).first()
-        return None if row is None or row[0] is None else Restartable(*row)
+        meta = self._executor.execute(meta_of_job(), {"job_id": job_id}).scalar()
+        given = {"job_id": job_id, "workflow_id": workflow_in(meta)}
+        row = self._executor.execute(workflow(), given).first()
+        return None if row is None else Restartable(*row)
 
     def following(self, job_id: int, workflow: Restartable) -> tuple[Mapping[int, Any], list[int]]:
         """The nodes of a workflow that follow a job, each with its unique key or its name, and the

@@ -48,10 +48,13 @@ def _batches_of(job_id: sa.ColumnElement[Any]) -> sa.Select[Any]:
     )
 
 
-def what_follows() -> sa.Select[Any]:
-    """All nodes that wait for these jobs, or for what waits for them, and the jobs themselves."""
+def what_follows(name: str = "found") -> sa.Select[Any]:
+    """All nodes that wait for these jobs, or for what waits for them, and the jobs themselves.
+
+    ``name``: that of the CTE, of which a statement may have several.
+    """
     given = pg.unnest(array_parameter("job_ids", sa.BigInteger)).column_valued("node_id")
-    found: sa.CTE = sa.select(given).cte("found", recursive=True)
+    found: sa.CTE = sa.select(given).cte(name, recursive=True)
     successors = sa.select(dependencies.c.job_id.label("node_id")).where(
         dependencies.c.after_id == found.c.node_id
     )
@@ -62,8 +65,14 @@ def what_follows() -> sa.Select[Any]:
     return sa.select(found.union(step).c.node_id)
 
 
+def batches_that_follow() -> sa.Select[Any]:
+    """The ids of the batches, workflows and groups among :func:`what_follows`."""
+    node = what_follows("found_batches").subquery("follower")
+    return sa.select(-node.c.node_id)
+
+
 @cache
-def lockwhat_follows() -> sa.Executable:
+def lock_what_follows() -> sa.Executable:
     """Lock the rows of all that waits for these jobs, so that looks leave it out until this
     transaction ends."""
     rows = sa.select(blocked.c.node_id).where(blocked.c.node_id.in_(what_follows()))
@@ -145,7 +154,7 @@ def open_again() -> sa.Executable:
     unfinished = member.join(jobs, jobs.c.id == batch_jobs.c.job_id).where(jobs.c.outcome.is_(None))
     batch = (
         sa.update(batches)
-        .where(-batches.c.id == among(what_follows()), batches.c.ended_at.is_not(None))
+        .where(batches.c.id == among(batches_that_follow()), batches.c.ended_at.is_not(None))
         .where(unfinished.exists())
         .values(dict.fromkeys(names, sa.null()))
         .returning((-batches.c.id).label("id"))
@@ -267,7 +276,7 @@ class Workflows:
         """
         given = {"job_ids": array_of(map(str, requeued))}
         workflows = {workflow for workflow in requeued.values() if workflow is not None}
-        self._executor.execute(lockwhat_follows(), given)
+        self._executor.execute(lock_what_follows(), given)
         self._executor.execute(lock_ended_jobs(), given)
         self._executor.execute(restore_jobs(), {**given, "workflows": array_of(workflows)})
         self._executor.execute(open_again(), given)
