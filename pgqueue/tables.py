@@ -4,6 +4,8 @@ Write to them through the queue.  :class:`Job`, :class:`JobStatus`, :class:`Mess
 :class:`Lease`, :class:`JobAttempt` and :class:`DeadLetter` can also be imported from ``pgqueue``.
 """
 
+# Its listeners give an added Job its message, and delete the message of a deleted Job.
+from pgqueue.database import flush as _flush  # noqa: F401
 from pgqueue.models import (
     Batch,
     BatchJob,

@@ -2,22 +2,17 @@
 
 import io
 import sys
-from typing import Any
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from pgqueue.cli.app_loader import CliState
-from pgqueue.cli.dashboard import dashboard
-from pgqueue.cli.doctor import doctor
-from pgqueue.cli.error_words import in_words
-from pgqueue.cli.jobs import enqueue, jobs
-from pgqueue.cli.lists import batches, failures, health, limits, log, stats, status, workers
-from pgqueue.cli.options import APP, URL, verbose_option
-from pgqueue.cli.pauses import pause, resume, set_limit
-from pgqueue.cli.tables import grant, prune, revision, revoke, upgrade
-from pgqueue.cli.verbs import JOB_COMMANDS, go_on, mute, quiet, restart, schedules, signal, try_one
-from pgqueue.cli.working import worker
+from pgqueue.cli.app_options import APP, URL, verbose_option
+
+if TYPE_CHECKING:
+    from pgqueue.cli.app_loader import CliState
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -29,6 +24,46 @@ Exit codes:
   2    the command line is wrong
   3    a worker was stopped, and a handler had not ended after the grace period
   130  ended by Ctrl-C; a worker ends with 0 or 3
+"""
+
+COMMANDS = """\
+batches lists List the newest batches with their progress.
+cancel verbs Cancel jobs: a waiting job ends at once, a running job is asked to stop.
+change verbs Change waiting jobs: their queue, priority, time, or some of their arguments.
+continue verbs Go on with an interrupted action on many jobs, as `pgqueue log --unfinished` lists...
+dashboard dashboard Serve the dashboard, until Ctrl-C.
+doctor doctor Look for problems: the tables' version, broken rows, settings that lose commits.
+enqueue jobs Enqueue a job of a task, in a transaction of its own.
+failures lists List the errors of jobs, those of one kind together, the newest first.
+grant tables Grant roles exactly the rights on the tables that their work needs.
+health lists Exit with 0 if a worker on this host lives, with 1 if none does.
+jobs jobs List jobs, or show one with its errors.
+limits lists List the limits: capacities, places held, and jobs that wait.
+log lists List what operators have done by commands, in the dashboard and in Python, newest...
+mute verbs Leave an error out of the lists of problems; `pgqueue failures` names the errors.
+pause pauses Make all workers skip queues, tasks or a key, within two seconds.
+prune tables Delete ended jobs whose time is over, as the workers do every few minutes.
+quiet verbs Make workers claim no more jobs, within a second.
+requeue verbs Put failed or cancelled jobs back, with all their attempts available again.
+restart verbs Start a workflow that has ended again from a job on.
+resume pauses Undo `pgqueue pause`.
+revision tables Write a revision by which your own Alembic history upgrades pgqueue's tables.
+revoke tables Revoke all rights of roles on the tables.
+run-now verbs Make waiting jobs due now: those that were delayed, and those that wait for a retry.
+schedules verbs Show the schedules with their next three runs, in their zone and in UTC.
+set-limit pauses Set how many jobs of a limit run at once, or start in its period, for all workers.
+signal verbs Send a signal, for which jobs wait; `pgqueue jobs ID` says for which one a job waits.
+stats lists Show how attempts have ended, and how long they have waited and run, by task.
+status lists Show the number of jobs by queue and status, and the live workers.
+try verbs Requeue the newest failed job of a filter, to see whether it succeeds now.
+upgrade tables Create or upgrade pgqueue's tables.
+worker working Run jobs until SIGTERM or Ctrl-C; a second signal ends the grace period.
+workers lists List the live workers with their ids, and the job that each has held longest.
+"""
+"""The name of each command, its module, and its line in the help.
+
+The line begins the help of the command in its module.  A test compares the two, and prints this
+table anew.
 """
 
 
@@ -45,11 +80,34 @@ class ErrorHandlingGroup(click.Group):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
         try:
+            from pgqueue.cli.app_loader import CliState
+            from pgqueue.cli.error_words import in_words
+
             with in_words(ctx.ensure_object(CliState)):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)
+
+
+class LazyCommand(click.Command):
+    """A command whose module is imported when the command is used, not when it is listed."""
+
+    def __init__(self, name: str, module: str, line: str) -> None:
+        super().__init__(name, help=line)
+        self._module = f"pgqueue.cli.{module}"
+
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        return self.load().make_context(*args, **settings)
+
+    def load(self) -> click.Command:
+        commands: Iterable[click.Command] = import_module(self._module).COMMANDS
+        return next(command for command in commands if command.name == self.name)
+
+
+def loaded(command: click.Command) -> click.Command:
+    """The command with its parameters and its own commands."""
+    return command.load() if isinstance(command, LazyCommand) else command
 
 
 @click.group(cls=ErrorHandlingGroup, context_settings=SETTINGS, epilog=EXIT_CODES)
@@ -68,6 +126,8 @@ def main(ctx: click.Context, app: str | None, url: str | None) -> None:
     See failed jobs:     pgqueue --app shop.jobs:queue jobs --status failed
     Run one once again:  pgqueue --app shop.jobs:queue requeue 4711
     """
+    from pgqueue.cli.app_loader import CliState
+
     given = ctx.ensure_object(CliState)
     given.app = app
     if ctx.get_parameter_source("url") is ParameterSource.ENVIRONMENT:
@@ -89,7 +149,7 @@ def main(ctx: click.Context, app: str | None, url: str | None) -> None:
     "--keep", is_flag=True, help="With --url: leave the demo's tables for you to look at."
 )
 @click.pass_obj
-def demo(given: CliState, /, url: str | None, **options: Any) -> None:
+def demo(given: "CliState", /, url: str | None, **options: Any) -> None:
     """Watch it work: index Python's standard library, and kill a worker in the middle.
 
     One job per source file parses it and writes a row of statistics, in one commit with the
@@ -106,11 +166,5 @@ def demo(given: CliState, /, url: str | None, **options: Any) -> None:
     run(url=url or given.url, **options)
 
 
-for command in (
-    *(upgrade, revision, grant, revoke, prune),
-    *(worker, status, workers, health, doctor, quiet),
-    *(jobs, enqueue, *JOB_COMMANDS),
-    *(pause, resume, limits, set_limit, batches, schedules),
-    *(failures, try_one, mute, restart, signal, stats, log, go_on, dashboard),
-):
-    main.add_command(command)
+for each in COMMANDS.splitlines():
+    main.add_command(LazyCommand(*each.split(maxsplit=2)))

@@ -88,3 +88,6 @@ def dashboard(
         )
     except OSError as error:
         raise click.ClickException(f"{host}:{port} cannot be opened: {error.strerror}") from error
+
+
+COMMANDS = (dashboard,)

@@ -167,3 +167,6 @@ REMEDIES: dict[str, tuple[str, ...]] = {
     "a succeeded job was attempted": ("UPDATE {schema}.jobs SET attempts = 1 WHERE id = {id}",),
 }
 """By the text of the rule.  If a job breaks several rules, apply them in the order of the check."""
+
+
+COMMANDS = (doctor,)

@@ -270,3 +270,6 @@ def _progress(progress: Any) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2 if len(str(value)) > LONGEST_LINE else None)
+
+
+COMMANDS = (jobs, enqueue)

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import click
 
 from pgqueue.cli.app_loader import CliState, opened
+from pgqueue.cli.app_options import Decorator
 from pgqueue.cli.nodes import on_nodes
 from pgqueue.cli.options import (
     FILTERS,
     OF_PAGE,
-    Decorator,
     as_job_id,
     as_span,
     chosen_jobs,
@@ -566,3 +566,6 @@ stats = _list_command(
         help=f"From when on, as 30m, 1h or {KEPT.days}d, which is the longest.",
     ),
 )
+
+
+COMMANDS = (status, workers, health, limits, batches, failures, stats, log)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import redirect_stderr
 from dataclasses import Field
 from datetime import datetime, timedelta
@@ -12,6 +12,7 @@ from uuid import UUID
 import click
 
 from pgqueue.cli.app_loader import CliState
+from pgqueue.cli.app_options import APP, URL, Decorator, option_of_state, verbose_option
 from pgqueue.errors import OptionError
 from pgqueue.filter_line import read_fingerprint, read_span
 from pgqueue.job_queue import PgQueue
@@ -21,8 +22,6 @@ from pgqueue.operations.selection import RANGES, WRITTEN, ValueKind
 from pgqueue.tasks import Task
 from pgqueue.terminal import harmless
 from pgqueue.views.jobs import PageStart, page_start
-
-Decorator = Callable[[Any], Any]
 
 LONGEST_AGE = 100 * 366 * 86_400
 """Seconds."""
@@ -158,38 +157,12 @@ def as_time(value: str) -> datetime:
     return time
 
 
-def _option_of_state(*names: str, **settings: Any) -> Decorator:
-    """An option before or after the command's name; the later one takes precedence."""
-
-    def keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-        if value is not None:
-            setattr(ctx.ensure_object(CliState), str(parameter.name), value)
-
-    return click.option(*names, expose_value=False, callback=keep, **settings)
-
-
-APP: dict[str, Any] = {
-    "metavar": "MODULE:QUEUE",
-    "help": "Where your PgQueue is, e.g. shop.jobs:queue; a function that returns it will do.",
-}
-URL: dict[str, Any] = {
-    "metavar": "URL",
-    "help": "The database, for commands that need no app, e.g. postgresql://me@localhost/shop.",
-}
-verbose_option = _option_of_state(
-    "-v",
-    "--verbose",
-    "is_verbose",
-    is_flag=True,
-    default=None,
-    help="Log more, and show the traceback of an error.",
-)
 _json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document for a program."
 )
 
-_app = _option_of_state("--app", **APP)
-_url = _option_of_state("--url", **URL)
+_app = option_of_state("--app", **APP)
+_url = option_of_state("--url", **URL)
 
 on_app = together(_app, verbose_option, click.pass_obj)
 """For commands that need the application."""

@@ -195,3 +195,6 @@ def _value_of(key: str) -> Any:
     except ValueError:
         return key
     return (None,) if value is None else value
+
+
+COMMANDS = (pause, resume, set_limit)

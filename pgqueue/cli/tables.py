@@ -9,8 +9,9 @@ import click
 
 from pgqueue import schema
 from pgqueue.cli.app_loader import CliState, opened
+from pgqueue.cli.app_options import verbose_option
 from pgqueue.cli.nodes import on_nodes
-from pgqueue.cli.options import on_app_with_json, on_database, together, verbose_option
+from pgqueue.cli.options import on_app_with_json, on_database, together
 from pgqueue.database.opening import own_connection
 from pgqueue.database.settings import JANITOR
 from pgqueue.models import SCHEMA
@@ -163,3 +164,6 @@ def prune(given: CliState, as_json: bool, dry_run: bool) -> None:
     click.echo(f"Deleted {prune_round.deleted:,} jobs.")
     if prune_round.kept:
         click.echo(prune_round.refusal, err=True)
+
+
+COMMANDS = (upgrade, revision, grant, revoke, prune)

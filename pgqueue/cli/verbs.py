@@ -18,11 +18,11 @@ from uuid import UUID
 import click
 
 from pgqueue.cli.app_loader import CliState, opened
+from pgqueue.cli.app_options import Decorator
 from pgqueue.cli.lists import SCHEDULES, print_list
 from pgqueue.cli.operators import operator_of, reason_option
 from pgqueue.cli.options import (
     FILTERS,
-    Decorator,
     Seconds,
     as_action_id,
     as_arguments,
@@ -476,6 +476,10 @@ def quiet(given: CliState, as_json: bool, reason: str, worker_ids: Sequence[UUID
         click.get_current_context().exit(1)
 
 
-JOB_COMMANDS = [*map(_command, JOB_VERBS.values())]
 for verb in SCHEDULE_VERBS:
     schedules.add_command(_schedule_command(verb))
+
+COMMANDS = (
+    *map(_command, JOB_VERBS.values()),
+    *(quiet, schedules, try_one, mute, restart, signal, go_on),
+)

@@ -304,3 +304,6 @@ def _end_for_certain(code: int) -> None:
         os._exit(code)
 
     threading.Thread(target=end, name="pgqueue-end", daemon=True).start()
+
+
+COMMANDS = (worker,)

@@ -11,8 +11,8 @@ from flask.logging import default_handler
 
 from pgqueue.cli import main
 from pgqueue.cli.app_loader import CliState
-from pgqueue.cli.commands import ErrorHandlingGroup
-from pgqueue.cli.options import verbose_option
+from pgqueue.cli.app_options import verbose_option
+from pgqueue.cli.commands import ErrorHandlingGroup, loaded
 
 STAND_ALONE = {"demo"}
 """Commands that do not use an application."""
@@ -42,7 +42,7 @@ class AppCommands(ErrorHandlingGroup):
         command = main.get_command(ctx, name)
         if command is None or name in STAND_ALONE:
             return None
-        return _joined(command)
+        return _joined(loaded(command))
 
 
 def _joined(command: click.Command) -> click.Command:

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from pgqueue import Job, JobStatus, Limit, PgQueue, Secret, Selection, Unique, Worker
 from pgqueue.cli import main
+from pgqueue.cli.commands import loaded
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.tables import WorkerProcess
 
@@ -194,7 +195,7 @@ class TestByFilter:
         found: click.Command = main
         for word in name.split():
             assert isinstance(found, click.Group)
-            found = found.commands[word]
+            found = loaded(found.commands[word])
 
         conditions = {field.name for field in fields(JobFilter)}
         in_where = {"text", "args", "created_after", "took", "are_due", "are_retried"}

@@ -36,6 +36,7 @@ from pgqueue import (
     Worker,
 )
 from pgqueue.cli import main
+from pgqueue.cli.commands import loaded
 from pgqueue.flask import PgQueue
 from pgqueue.job_queue import QueueOptions
 from pgqueue.metrics import serving
@@ -259,6 +260,7 @@ def paths_of(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
     """The names that lead to each command below a group."""
     for name, command in group.commands.items():
         yield (*path, name)
+        command = loaded(command)
         if isinstance(command, click.Group):
             yield from paths_of(command, *path, name)
 

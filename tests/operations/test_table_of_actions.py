@@ -6,6 +6,7 @@ import click
 import pytest
 
 from pgqueue.cli import main
+from pgqueue.cli.commands import loaded
 from pgqueue.dashboard.pages import ROUTES
 from pgqueue.operations import AsyncOperator, Operator
 from pgqueue.operations.actions import ACTIONS, ON_JOBS, Action
@@ -40,7 +41,7 @@ def test_each_action_has_a_command(action: Action) -> None:
         else:
             assert isinstance(found, click.Group)
             assert word in found.commands, f"no command `pgqueue {action.command}`"
-            found = found.commands[word]
+            found = loaded(found.commands[word])
 
 
 def test_each_action_on_jobs_has_its_routes_with_its_right() -> None:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from sqlalchemy import create_engine, text
 
 import pgqueue
+from pgqueue.cli.commands import loaded
 from pgqueue.embedded import EmbeddedPostgres
 
 FOLDER = Path(__file__).parent
@@ -73,7 +74,7 @@ def commands_under(command: click.Command, *path: str) -> Iterator[tuple[str, ..
         for name in command.list_commands(context):
             inner = command.get_command(context, name)
             assert inner is not None, name
-            yield from commands_under(inner, *path, name)
+            yield from commands_under(loaded(inner), *path, name)
 
 
 def run_jobs(url: str) -> int:

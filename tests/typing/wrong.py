@@ -5,6 +5,7 @@ from datetime import timedelta
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+import pgqueue
 from pgqueue import JobContext, PgQueue
 
 queue = PgQueue()
@@ -46,6 +47,10 @@ def the_transaction_is_not_left_out(session: Session) -> None:
     pay.enqueue(7)  # E: call-arg arg-type
     pay.enqueue_many([(7,)])  # E: call-arg arg-type
     pay.enqueue_many(session, [7])  # E: list-item
+
+
+def misspelt_names() -> None:
+    pgqueue.Retries  # E: attr-defined
 
 
 def wrong_options() -> None:
