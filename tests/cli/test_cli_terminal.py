@@ -212,7 +212,7 @@ class TestCompletion:
     @pytest.mark.parametrize(
         ("line", "offered"),
         [
-            ("pgqueue re", {"requeue", "resume", "revision", "revoke"}),
+            ("pgqueue re", {"requeue", "restart", "resume", "revision", "revoke"}),
             ("pgqueue jobs ", {"list", "show"}),
             ("pgqueue jobs --status f", {"failed"}),
             ("pgqueue --app chatty:queue requeue --task shop.a", {"shop.add"}),
