@@ -28,6 +28,8 @@ class System:
     name: str
     adapter: str
     requirements: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    """What else the machine must have."""
     options: dict[str, Any] = field(default_factory=dict)
     setting: str = ""
     """In words, for the tables."""
@@ -60,6 +62,8 @@ class System:
         """Make its environment, once."""
         if self.is_here:
             return
+        for program in self.programs:
+            needed(program)
         if self.adapter.endswith(".mjs"):
             install_for_node(self.requirements, folder=self.environment)
         else:
@@ -92,3 +96,6 @@ PGQUEUER = System(
     "PgQueuer", "pgqueuer_.py", ("pgqueuer", "asyncpg", "psycopg[binary,pool]", "uvloop")
 )
 PQ = System("pq", "pq_.py", ("pq", "psycopg2-binary"))
+CELERY = System("Celery", "celery_.py", ("celery[redis]==5.7.0",), programs=("redis-server",))
+PEERS = (GRAPHILE, PGQUEUER, PQ, CELERY)
+"""The other queues, in the order of the report."""
