@@ -97,5 +97,6 @@ PGQUEUER = System(
 )
 PQ = System("pq", "pq_.py", ("pq", "psycopg2-binary"))
 CELERY = System("Celery", "celery_.py", ("celery[redis]==5.7.0",), programs=("redis-server",))
-PEERS = (GRAPHILE, PGQUEUER, PQ, CELERY)
+DBOS = System("DBOS", "dbos_.py", ("dbos==3.4.0",))
+PEERS = (GRAPHILE, PGQUEUER, PQ, CELERY, DBOS)
 """The other queues, in the order of the report."""

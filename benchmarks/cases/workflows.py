@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Series, Size, case, in_turns
-from benchmarks.systems import CELERY, PGQUEUE, System
+from benchmarks.systems import CELERY, DBOS, PGQUEUE, System
 
 WARM_UP = 10
 """The length of the workflow that a worker runs first."""
@@ -19,17 +19,17 @@ REDIS = "Redis holds its data in memory; its append-only file is flushed to disk
 
 @case(
     smoke=Size(jobs=20),
-    usual=Size(jobs=1_000, turns=5),
+    usual=Size(jobs=1_000, turns=3),
     full=Size(jobs=1_000, turns=7),
 )
 def workflow_fan(bench: Bench, size: Size) -> Finding:
     """A no-op job, many after it, and one after all of these: from the call that enqueues the
     first until the last starts, with an idle worker."""
     finding = Finding()
-    series = _beside(bench, size, finding, _from_call, "fan", PGQUEUE, CELERY)
+    series = _beside(bench, size, finding, _from_call, "fan", PGQUEUE, CELERY, DBOS)
     ours = series[PGQUEUE.name]
     finding.bound(ours, at_most=0.25 * size.jobs / 1_000)
-    for system, least in ((CELERY, 10),):
+    for system, least in ((CELERY, 10), (DBOS, 50)):
         if system.name in series:
             finding.ratio(series[system.name], ours, at_least=least)
     return finding
@@ -49,6 +49,21 @@ def workflow_chain(bench: Bench, size: Size) -> Finding:
     finding.bound(ours, at_most=0.6 * size.jobs / 100)
     if CELERY.name in series:
         finding.ratio(ours, series[CELERY.name], at_most=1)
+    return finding
+
+
+@case(
+    smoke=Size(jobs=10),
+    usual=Size(jobs=100, turns=5),
+    full=Size(jobs=100, turns=7),
+)
+def steps(bench: Bench, size: Size) -> Finding:
+    """Steps in one function, each recorded: from the start of the first to that of the last."""
+    finding = Finding()
+    series = _beside(bench, size, finding, _from_first, "steps", PGQUEUE, DBOS)
+    for system, most in ((DBOS, 0.7),):
+        if system.name in series:
+            finding.ratio(series[PGQUEUE.name], series[system.name], at_most=most)
     return finding
 
 
@@ -89,6 +104,11 @@ def _beside(
 def _from_call(arena: Arena, jobs: int) -> float:
     called = _run(arena, jobs)
     return arena.starts.of(WARM_UP + jobs - 1)[0] - called
+
+
+def _from_first(arena: Arena, jobs: int) -> float:
+    _run(arena, jobs)
+    return arena.starts.of(WARM_UP + jobs - 1)[0] - arena.starts.of(WARM_UP)[0]
 
 
 def _run(arena: Arena, jobs: int) -> float:
