@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.case import Bench
 from benchmarks.systems import System
 
@@ -14,3 +16,11 @@ def test_a_queue_whose_program_is_missing_is_left_out_in_words(tmp_path: Path) -
 
     assert bench.missing == ["Elsewhere: no-such-program is not installed"]
     assert not system.is_installed
+
+
+@pytest.mark.parametrize("requirement", ["celery[redis]==5.7.0", "pg-boss@12.38.0", "pq"])
+def test_the_first_requirement_of_a_queue_is_its_distribution(requirement: str) -> None:
+    system = System("Elsewhere", "elsewhere_.py", (requirement, "psycopg"))
+
+    assert requirement.startswith(system.distribution)
+    assert system.distribution.replace("-", "").isalnum()
