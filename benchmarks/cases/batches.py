@@ -37,7 +37,8 @@ def jobs_of_a_batch(bench: Bench, size: Size) -> Finding:
     full=Size(jobs=1_000, turns=7),
 )
 def batch_callback(bench: Bench, size: Size) -> Finding:
-    """The callback of a batch of no-op jobs: from the start of the last job until it starts."""
+    """The callback of a batch of 1,000 no-op jobs: from the start of the last job until the
+    callback starts."""
     finding = Finding()
     with bench.arena(PGQUEUE.given("", batch=True, callback=size.jobs)) as arena:
         waits = [_wait_of_the_callback(arena, size.jobs) for _ in range(size.turns)]

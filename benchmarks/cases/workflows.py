@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
-from benchmarks.arena import Arena
+from benchmarks.arena import Arena, Spoiled
 from benchmarks.case import Bench, Finding, Series, Size, case, in_turns
 from benchmarks.systems import ABSURD, CELERY, DBOS, PG_BOSS, PGQUEUE, System
 
@@ -23,8 +23,8 @@ REDIS = "Redis holds its data in memory; its append-only file is flushed to disk
     full=Size(jobs=1_000, turns=7),
 )
 def workflow_fan(bench: Bench, size: Size) -> Finding:
-    """A no-op job, many after it, and one after all of these: from the call that enqueues the
-    first until the last starts, with an idle worker."""
+    """A no-op job, 1,000 after it, and one after all of these: from the call that enqueues the
+    workflow until the last starts, with an idle worker."""
     finding = Finding()
     goals = [(PG_BOSS, 5), (CELERY, 10), (DBOS, 50), (ABSURD, 50)]
     series = _beside(bench, size, finding, _from_call, "fan", *(system for system, _ in goals))
@@ -42,8 +42,8 @@ def workflow_fan(bench: Bench, size: Size) -> Finding:
     full=Size(jobs=100, turns=7),
 )
 def workflow_chain(bench: Bench, size: Size) -> Finding:
-    """A chain of no-op jobs: from the call that enqueues the first until the last starts, with an
-    idle worker."""
+    """A chain of 100 no-op jobs: from the call that enqueues the workflow until the last starts,
+    with an idle worker."""
     finding = Finding()
     series = _beside(bench, size, finding, _from_call, "chain", CELERY)
     ours = series[PGQUEUE.name]
@@ -59,7 +59,7 @@ def workflow_chain(bench: Bench, size: Size) -> Finding:
     full=Size(jobs=100, turns=7),
 )
 def steps(bench: Bench, size: Size) -> Finding:
-    """Steps in one function, each recorded: from the start of the first to that of the last."""
+    """100 steps in one function, each recorded: from the start of the first to that of the last."""
     finding = Finding()
     goals = [(DBOS, 0.7), (ABSURD, 0.5)]
     series = _beside(bench, size, finding, _from_first, "steps", *(system for system, _ in goals))
@@ -75,7 +75,7 @@ def steps(bench: Bench, size: Size) -> Finding:
     full=Size(jobs=10_000, turns=7),
 )
 def jobs_of_a_workflow(bench: Bench, size: Size) -> Finding:
-    """A no-op job, many after it, and one after all of these, beside as many jobs of which none
+    """A no-op job, 10,000 after it, and one after all of these, beside as many jobs of which none
     waits: from the first start until none is left."""
     finding = Finding()
     fan = PGQUEUE.given("fan-out and fan-in", graph="fan")
@@ -105,17 +105,18 @@ def _beside(
 
 
 def _from_call(arena: Arena, jobs: int) -> float:
-    called = _run(arena, jobs)
-    return arena.starts.of(WARM_UP + jobs - 1)[0] - called
+    called, started = _run(arena, jobs)
+    return started[-1] - called
 
 
 def _from_first(arena: Arena, jobs: int) -> float:
-    _run(arena, jobs)
-    return arena.starts.of(WARM_UP + jobs - 1)[0] - arena.starts.of(WARM_UP)[0]
+    _, started = _run(arena, jobs)
+    return started[-1] - started[0]
 
 
-def _run(arena: Arena, jobs: int) -> float:
-    """A graph of so many jobs, behind one that warms the worker up; when it was enqueued."""
+def _run(arena: Arena, jobs: int) -> tuple[float, list[float]]:
+    """A graph of so many jobs, behind one that warms the worker up: when it was enqueued, and when
+    each of its jobs has started."""
     arena.clear(WARM_UP + jobs)
     with arena.workers() as processes:
         arena.tell("bulk", first=0, jobs=WARM_UP)
@@ -127,4 +128,7 @@ def _run(arena: Arena, jobs: int) -> float:
         arena.wait_for_starts(jobs, processes, first=WARM_UP)
         arena.wait_until_none_is_left(processes)
     arena.verify(WARM_UP + jobs)
-    return called
+    started = [arena.starts.of(WARM_UP + number)[0] for number in range(jobs)]
+    if (started[0], started[-1]) != (min(started), max(started)):
+        raise Spoiled(f"{arena.label}: a job has not waited for the ones before it")
+    return called, started
