@@ -79,11 +79,15 @@ class Arena:
 
         They are numbered from 0; returns the seconds the enqueuing took.
         """
+        self.clear(jobs)
+        seconds: float = self.tell("bulk", first=0, jobs=jobs if bulk is None else bulk)
+        return seconds
+
+    def clear(self, jobs: int) -> None:
+        """Leave no job, and make room for so many."""
         self.tell("empty")
         self.calm()
         self.prepare_starts(jobs)
-        seconds: float = self.tell("bulk", first=0, jobs=jobs if bulk is None else bulk)
-        return seconds
 
     def prepare_starts(self, jobs: int) -> None:
         """Forget what has started, and expect so many jobs."""

@@ -162,7 +162,7 @@ class Bench:
         try:
             system.install()
         except NotInstalled as error:
-            self.misses(str(error))
+            self.misses(f"{system.name}: {error}")
             return False
         return True
 

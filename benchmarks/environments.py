@@ -64,5 +64,5 @@ def _run_once(commands: Sequence[Sequence[str]], requirements: Sequence[str], fo
             subprocess.run(command, check=True, capture_output=True, text=True)
         except subprocess.CalledProcessError as error:
             said = (error.stderr or error.stdout).strip()
-            raise NotInstalled(f"{folder.name}: {said[-300:]}") from error
+            raise NotInstalled(said[-300:]) from error
     marker.write_text("\n".join(sorted(installed.union(requirements))))

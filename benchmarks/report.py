@@ -14,7 +14,7 @@ import psycopg
 
 from benchmarks import charts
 from benchmarks.case import CASES, Bench, Case, Finding, Goal, Series
-from benchmarks.systems import GRAPHILE, PGQUEUE, PGQUEUER, PQ
+from benchmarks.systems import PEERS, PGQUEUE
 
 DOCS = Path(__file__).parent.parent / "docs" / "explanation"
 PAGE = DOCS / "benchmarks.md"
@@ -63,7 +63,7 @@ def about(bench: Bench, size: str) -> About:
             settings.append(f"{name} = {value[0]}")
     machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
     server = f"PostgreSQL {version[0]}, {', '.join(settings)}"
-    beside = (GRAPHILE, PGQUEUER, PQ) if bench.with_peers else ()
+    beside = PEERS if bench.with_peers else ()
     systems = [one.versioned_name for one in (PGQUEUE, *beside) if one.is_installed]
     return About(machine, server, size, tuple(systems), tuple(bench.missing))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ class System:
     name: str
     adapter: str
     requirements: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    """What else the machine must have."""
     options: dict[str, Any] = field(default_factory=dict)
     setting: str = ""
     """In words, for the tables."""
@@ -60,6 +63,8 @@ class System:
         """Make its environment, once."""
         if self.is_here:
             return
+        for program in self.programs:
+            needed(program)
         if self.adapter.endswith(".mjs"):
             install_for_node(self.requirements, folder=self.environment)
         else:
@@ -70,6 +75,11 @@ class System:
         return self.is_here or self.environment.exists()
 
     @property
+    def distribution(self) -> str:
+        """What the package index calls it: the first of its requirements."""
+        return re.split(r"[\[=@]", self.requirements[0])[0]
+
+    @property
     def versioned_name(self) -> str:
         """Its name with the version that is installed."""
         if self.adapter == "pgqueue_":
@@ -77,11 +87,11 @@ class System:
         if self.is_here:
             return self.name
         if self.adapter.endswith(".mjs"):
-            file = self.environment / "node_modules" / self.name / "package.json"
+            file = self.environment / "node_modules" / self.distribution / "package.json"
             script = f"process.stdout.write(require({str(file)!r}).version)"
             number = subprocess.check_output([needed("node"), "-e", script], text=True)
         else:
-            number = version_in(python_in(self.environment), self.name)
+            number = version_in(python_in(self.environment), self.distribution)
         return f"{self.name} {number}"
 
 
@@ -92,3 +102,9 @@ PGQUEUER = System(
     "PgQueuer", "pgqueuer_.py", ("pgqueuer", "asyncpg", "psycopg[binary,pool]", "uvloop")
 )
 PQ = System("pq", "pq_.py", ("pq", "psycopg2-binary"))
+CELERY = System("Celery", "celery_.py", ("celery[redis]==5.7.0",), programs=("redis-server",))
+DBOS = System("DBOS", "dbos_.py", ("dbos==3.4.0",))
+ABSURD = System("Absurd", "absurd_.py", ("absurd-sdk==0.5.1", "absurdctl==0.5.1"))
+PG_BOSS = System("pg-boss", "pgboss_.mjs", ("pg-boss@12.38.0", "pg"))
+PEERS = (GRAPHILE, PGQUEUER, PQ, PG_BOSS, CELERY, DBOS, ABSURD)
+"""The other queues, in the order of the report."""

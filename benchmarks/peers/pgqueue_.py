@@ -5,8 +5,9 @@ Options: ``handler`` (sync, async, transactional, process), ``concurrency``, ``n
 ``keys`` (over which the jobs are spread), ``fair`` (whether the keys take turns), ``seconds`` (for
 which each job of a bulk runs), ``batch`` (whether the jobs of a bulk are one batch), ``graph``
 (they are a workflow: "fan", all but two between the first and the last; "chain", each after the one
-before), ``statistics`` (whether the worker counts its attempts), ``queues`` (over which the jobs
-are spread; the worker serves all).
+before; "steps", they are the steps of one job), ``callback`` (the number of the callback of the
+batch), ``statistics`` (whether the worker counts its attempts), ``queues`` (over which the jobs are
+spread; the worker serves all).
 """
 
 import time
@@ -25,7 +26,7 @@ from benchmarks.peers.protocol import (
     url,
     wait_for_the_others,
 )
-from pgqueue import Limit, PgQueue, Worker
+from pgqueue import JobContext, Limit, PgQueue, Worker
 
 NOTIFY = option("notify", True)
 queue = PgQueue(url(), notify=NOTIFY)
@@ -36,10 +37,11 @@ KEYS = option("keys", 0)
 LIMIT = option("limit", None)
 QUEUES = option("queues", 0)
 SECONDS = option("seconds", 0)
+CALLBACK = option("callback", None)
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'pgqueue'"
 EVERYTHING = "jobs, message_queue, leases, job_attempts, dead_letters"
 EVERYTHING += ", waiting_messages, limit_places, limit_buckets"
-EVERYTHING += ", batches, batch_jobs, blocked, dependencies, task_minutes, error_groups"
+EVERYTHING += ", batches, batch_jobs, blocked, dependencies, job_steps, task_minutes, error_groups"
 
 
 if option("handler", "sync") == "sync":
@@ -76,8 +78,21 @@ else:
         session.execute(EFFECT, {"job": number})
 
 
+@queue.task(name="steps")
+def steps(ctx: JobContext, first: int, jobs: int) -> None:
+    for number in range(first, first + jobs):
+        ctx.step(f"step {number}", note_start, number)
+
+
+@queue.task(name="callback")
+def callback(batch_id: int) -> None:
+    note_start(CALLBACK)
+
+
 def in_batch(session):
-    return queue.batch(session, "all") if option("batch", False) else nullcontext()
+    if not option("batch", False):
+        return nullcontext()
+    return queue.batch(session, "all", on_success=None if CALLBACK is None else callback)
 
 
 def fan(flow, rows):
@@ -132,8 +147,11 @@ class PgqueueAdapter(Tables, Adapter):
         self.enqueue_rows(rows)
 
     def enqueue_rows(self, rows):
+        graph = option("graph", None)
         with queue.session() as session, session.begin():
-            if graph := option("graph", None):
+            if graph == "steps":
+                steps.enqueue(session, rows[0]["number"], len(rows))
+            elif graph:
                 with queue.workflow(session) as flow:
                     GRAPHS[graph](flow, rows)
             else:

@@ -184,8 +184,9 @@ def flood(engine: Engine) -> None:
 
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "jsonpickle", "yaml"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen"}
-IMPORTS_BY_NAME = {PACKAGE / "cli" / "app_loader.py"}
-"""The module that --app names, by whoever types the command.  No name comes from a row."""
+IMPORTS_BY_NAME = {PACKAGE / "cli" / name for name in ("app_loader.py", "commands.py")}
+"""The module that --app names, by whoever types the command, and those of the commands, which the
+table there names.  No name comes from a row."""
 BETWEEN_FORKS = PACKAGE / "worker" / "processes" / "channel.py"
 """Unpickles what a process has sent that the worker has forked; what is stored in a row is in it as
 text, as the worker has read it."""
