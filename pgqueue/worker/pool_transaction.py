@@ -60,12 +60,12 @@ class KeptConnection:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._kept: Connection | None = None
+        self.held: Connection | None = None
         self._until = 0.0
 
     def take(self) -> Connection:
         """The kept connection, or one of the pool."""
-        kept, self._kept = self._kept, None
+        kept, self.held = self.held, None
         if kept is not None and time.monotonic() < self._until:
             return kept
         if kept is not None:
@@ -78,11 +78,11 @@ class KeptConnection:
         if self._is_heard or connection.in_transaction() or time.monotonic() >= self._until:
             connection.close()
         else:
-            self._kept = connection
+            self.held = connection
 
     def close(self) -> None:
         """Give the connection back to the pool: the slot waits for a job."""
-        kept, self._kept = self._kept, None
+        kept, self.held = self.held, None
         if kept is not None:
             kept.close()
 

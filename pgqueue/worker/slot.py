@@ -81,7 +81,7 @@ class Slot(WorkerThread):
                 continue  # it was released
             if (attempt := self._set_current(claimed)) is None:
                 continue
-            if not _may_keep(attempt.task):
+            if self._kept.held is not None and not _may_keep(attempt.task):
                 self._kept.close()
             if attempt.task.is_async:
                 has_slot = self.runtime.loop.wait_for(self._work_on_loop(attempt))
