@@ -27,8 +27,8 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     # The installed ones by name: before Python 3.13 it finds no others from another directory.
     [
-        "pgqueue.cli",
-        "pgqueue.worker",
+        "pgqueue.public",
+        "pgqueue.cli.working",
         "sqlalchemy.dialects.postgresql.psycopg",
         "sqlalchemy.ext.asyncio",
         "chaos.worker",

@@ -21,7 +21,7 @@ from pgqueue import PgQueue, Worker
 T = TypeVar("T")
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["pgqueue", "sqlalchemy.dialects.postgresql.psycopg"])
+FORKS.set_forkserver_preload(["pgqueue.public", "sqlalchemy.dialects.postgresql.psycopg"])
 OF_PROCESS = "split_part(application_name, ' ', 1) = :name"
 """A worker says behind its name what a connection is for."""
 
