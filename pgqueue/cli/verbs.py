@@ -324,7 +324,9 @@ def restart(given: CliState, job_id: int, reason: str, as_json: bool) -> None:
     if as_json:
         print_json({"workflow": workflow_id, "from_job": job_id})
     else:
-        click.echo(f"started as workflow {workflow_id}")
+        click.echo(
+            f"started as workflow {workflow_id}; pgqueue jobs --batch {workflow_id} lists its jobs"
+        )
 
 
 @click.command()

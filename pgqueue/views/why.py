@@ -1,5 +1,6 @@
 """Why a job does not run, or how it has ended: one sentence, and the command that changes it."""
 
+import re
 from collections.abc import Collection, Iterator
 from datetime import timedelta
 from shlex import quote
@@ -8,7 +9,7 @@ from typing import Any
 from pgqueue.models import JobStatus
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.redaction import MASK
-from pgqueue.repository.blocked import named
+from pgqueue.repository.blocked import NOTHING, SKIPPED, named
 from pgqueue.repository.listing import Holder, JobDetails, LimitUse, PastAttempt
 from pgqueue.repository.signals import BATCH_HAS_ENDED
 from pgqueue.repository.waits import MOST_AHEAD
@@ -42,6 +43,8 @@ def why(job: JobDetails, known_tasks: Collection[str] = ()) -> list[Reason]:
         case JobStatus.RUNNING:
             return [Reason(("its attempt has ended just now",))]
         case JobStatus.BLOCKED if (awaited := job.waits_for) is not None:
+            if awaited.node_id == NOTHING:  # requeued, or of a workflow that was started again
+                return [Reason(("waits until a worker sees for what it waits, some seconds",))]
             of = f", one of {awaited.number} predecessors" if awaited.number > 1 else ""
             return [Reason((f"waits for the end of {named(awaited.node_id)}{of}",))]
     return list(_hindrances(job, known_tasks)) or [_next(job)]
@@ -63,8 +66,19 @@ def _ended(job: JobDetails) -> Reason:
     if last is not None and last.outcome == AttemptEnd.CANCELLED:
         by = f" by its handler, in {_attempt(row, last.attempt)}"
         return Reason(("was cancelled at ", at, by, *quoted(last.error)), requeue)
-    waited = " while it waited"
+    waited, error = " while it waited", str(row["last_error"] or "")
+    if row["started_at"] is None and error.startswith(SKIPPED):
+        requeue = _requeue_of_cause(error)
     return Reason(("was cancelled at ", at, waited, *quoted(row["last_error"])), requeue)
+
+
+def _requeue_of_cause(reason: str) -> str | None:
+    """The command for what a job was skipped after; None for a job that was not needed."""
+    found = re.match(rf"{SKIPPED}(job|batch) (\d+)", reason)
+    if found is None:
+        return None
+    of_batch = f"--status failed --batch {found[2]}"
+    return f"pgqueue requeue {found[2] if found[1] == 'job' else of_batch}"
 
 
 def _running(job: JobDetails, holder: Holder) -> Iterator[Reason]:

@@ -102,7 +102,7 @@ class TestWhatIsWritten:
 
         ended = command(queue, "restart", str(job_id))
 
-        assert ended.stdout == "started as workflow 2\n"
+        assert ended.stdout == "started as workflow 2; pgqueue jobs --batch 2 lists its jobs\n"
         [found] = log(queue)
         assert (found["action"], found["target"]) == ("restart_workflow", {"workflow": "2"})
         assert (found["jobs"], found["first_ids"]) == (1, [job_id])

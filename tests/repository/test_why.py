@@ -262,6 +262,43 @@ def its_batch_is_open(engine: Engine, worker: LogicalWorker) -> int:
         return session.scalars(select(Job.id).where(Job.task == "tests.told")).one()
 
 
+def three_in_a_row(engine: Engine) -> tuple[PgQueue, list[int]]:
+    """A workflow that has ended: the first job has failed, the second was skipped, and the third,
+    which handles the failure of another, was not needed."""
+    queue = PgQueue(engine)
+
+    @queue.task(name="tests.fail", max_attempts=1)
+    def fail() -> None:
+        raise ValueError("no such part")
+
+    other = queue.task(name="tests.other")(lambda: None)
+    with queue.session() as session, session.begin(), queue.workflow(session) as flow:
+        first = flow.add(fail.job())
+        second = flow.add(other.job(), after=first)
+        third = flow.add(other.job(), after=flow.add(other.job()), when="failed")
+        ids = [first.id, second.id, third.id]
+    Worker(queue, concurrency=1).run_until_empty(timeout=60)
+    return queue, ids
+
+
+@case(rf"was cancelled at {TIME} while it waited.*skipped: job 1 has failed", "requeue 1")
+def it_was_skipped(engine: Engine, worker: LogicalWorker) -> int:
+    return three_in_a_row(engine)[1][1]
+
+
+@case(rf"was cancelled at {TIME} while it waited.*skipped: not needed")
+def it_was_not_needed(engine: Engine, worker: LogicalWorker) -> int:
+    return three_in_a_row(engine)[1][2]
+
+
+@case(r"waits until a worker sees for what it waits, some seconds")
+def it_was_started_again(engine: Engine, worker: LogicalWorker) -> int:
+    queue, ids = three_in_a_row(engine)
+    with queue.session() as session, session.begin():
+        queue.restart_workflow(session, ids[0])
+    return max(ids) + 1
+
+
 @case(rf"waits for the signal paid 7 until {TIME}", "signal paid 7")
 def it_waits_for_a_signal(engine: Engine, worker: LogicalWorker) -> int:
     queue = PgQueue(engine)
