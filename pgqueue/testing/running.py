@@ -32,8 +32,8 @@ def run_jobs(
 
     ``until``: also run the jobs that become due within this time, or until this moment, in the
     order of their due times.  ``raise_errors``: settle a failed attempt, then raise the error of
-    its handler, but not Cancel, Discard and Snooze; with False go on, as a worker does.  ``queue`` may be omitted if the process has
-    one PgQueue with tasks.
+    its handler, but not Cancel, Discard and Snooze; with False go on, as a worker does.  ``queue``
+    may be omitted if the process has one PgQueue with tasks.
 
     With an AsyncSession: ``await session.run_sync(run_jobs)``.
     """

@@ -67,9 +67,9 @@ def _ended(job: JobDetails) -> Reason:
         by = f" by its handler, in {_attempt(row, last.attempt)}"
         return Reason(("was cancelled at ", at, by, *quoted(last.error)), requeue)
     waited, error = " while it waited", str(row["last_error"] or "")
-    if row["started_at"] is None and error.startswith(SKIPPED):
-        requeue = _requeue_of_cause(error)
-    return Reason(("was cancelled at ", at, waited, *quoted(row["last_error"])), requeue)
+    is_skipped = row["started_at"] is None and error.startswith(SKIPPED)
+    remedy = _requeue_of_cause(error) if is_skipped else requeue
+    return Reason(("was cancelled at ", at, waited, *quoted(row["last_error"])), remedy)
 
 
 def _requeue_of_cause(reason: str) -> str | None:
