@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sqlalchemy import text
@@ -74,7 +74,7 @@ ENDED = "SELECT count(*) FROM pgqueue.jobs WHERE finished_at > :began"
 
 
 @scenario(
-    promises="P1 P2 P3 P4 P5 P8 P13 P14 P16",
+    promises="P1 P2 P3 P4 P5 P8 P13 P14",
     full=Size(jobs=30_000, workers=8, faults=100),
     short=Size(jobs=400, workers=4, faults=5),
     mutated={
@@ -87,7 +87,6 @@ ENDED = "SELECT count(*) FROM pgqueue.jobs WHERE finished_at > :began"
         "grows_behind_its_successors": "have started before what they wait for",
         "changes_jobs_that_have_started": "was asked for last",
         "keeps_the_key_at_the_start": "chains have stopped early",
-        "delivers_to_those_that_sleep_already": "whose signals count as delivered",
         "prunes_by_age_alone": "old jobs are left|acknowledged jobs are gone|F8|sampled",
     },
     alone=True,
@@ -96,10 +95,27 @@ def kills(environment: Environment, size: Size) -> None:
     """kill -9 amid work of every kind: no job is lost or done twice, and each rule holds."""
     loads: list[Load] = [Payments(environment, size)]
     loads += [
-        kind(environment, size.faults)
-        for kind in (LimitedJobs, Batches, Graphs, ReplacedJobs, ToldJobs)
+        kind(environment, size.faults) for kind in (LimitedJobs, Batches, Graphs, ReplacedJobs)
     ]
     loads.append(OldJobs(environment, size.faults))  # the last: all that waits is as old
+    _amid_kills(environment, size, loads)
+
+
+@scenario(
+    promises="P16",
+    full=Size(jobs=10_000, workers=8, faults=100),
+    short=Size(jobs=200, workers=4, faults=5),
+    mutated={"delivers_to_those_that_sleep_already": "whose signals count as delivered"},
+    alone=True,
+)
+def signals_under_kills(environment: Environment, size: Size) -> None:
+    """kill -9 amid handlers that wait for signals and gather jobs: no signal is lost, and no step
+    is run again."""
+    loads: list[Load] = [Payments(environment, size), ToldJobs(environment, size.faults)]
+    _amid_kills(environment, size, loads)
+
+
+def _amid_kills(environment: Environment, size: Size, loads: Sequence[Load]) -> None:
     waiting = environment.unfinished()
     began = environment.scalar("SELECT clock_timestamp()")
     workers = environment.workers(size.workers, concurrency=4, poll_interval=0.1)
