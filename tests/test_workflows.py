@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, make_url, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from worker_rig import endings, running
@@ -721,6 +722,26 @@ class TestRestart:
         assert rig.ran == ["0", "1", "2", "3", "4", "1", "2", "3", "4"]
         with session.begin():
             assert rig.queue.get_batch(session, new_id).outcome == "succeeded"
+
+    def test_a_restart_waits_for_a_requeue_that_opens_the_workflow(
+        self, rig: Rig, session: Session
+    ) -> None:
+        rig.failing.add("fails")
+        with session.begin(), rig.queue.workflow(session) as flow:
+            failed, other = (flow.add(rig.note.job(name)).id for name in ("fails", "other"))
+        Worker(rig.queue).run_until_empty(timeout=60)
+
+        with rig.queue.session() as requeuer, requeuer.begin():
+            rig.queue.requeue(requeuer, failed)
+            flow_before = rig.queue.get_batch(requeuer, flow.id).outcome
+            session.begin()
+            session.execute(text("SET LOCAL lock_timeout = '50ms'"))
+            with pytest.raises(DBAPIError, match="lock timeout"):
+                rig.queue.restart_workflow(session, other)
+            session.rollback()
+        with pytest.raises(OptionError, match="has not ended"), session.begin():
+            rig.queue.restart_workflow(session, other)
+        assert flow_before is None
 
     def test_what_cannot_be_restarted_is_refused(self, rig: Rig, session: Session) -> None:
         queue, unique = rig.queue, rig.note.options(unique_key="k")

@@ -45,12 +45,17 @@ def meta_of_job() -> sa.Executable:
 
 @cache
 def workflow() -> sa.Executable:
-    """A workflow, and whether a job is one of its jobs."""
+    """A workflow, and whether a job is one of its jobs.
+
+    Locked: neither a requeue opens the workflow again, nor is it deleted, before this transaction
+    ends.
+    """
     is_member = sa.exists().where(batch_jobs.c.batch_id == batches.c.id, batch_jobs.c.job_id == JOB)
-    return sa.select(
+    found = sa.select(
         *(batches.c.id, batches.c.name, sa.cast(batches.c.meta, sa.Text)),
         *(batches.c.application, batches.c.ended_at.is_not(None), is_member),
     ).where(batches.c.id == sa.bindparam("workflow_id", type_=sa.BigInteger))
+    return found.with_for_update(read=True, of=batches)
 
 
 @cache

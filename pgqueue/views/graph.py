@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 
 from pgqueue.meta import outcomes_noted
 from pgqueue.models import JobStatus
@@ -67,7 +67,12 @@ def read_graph(executor: Executor, workflow_id: int) -> Graph | None:
     rows = WorkflowMembers(executor)
     members = rows.members(workflow_id, limit=MOST_JOBS + 1)
     groups = rows.groups(workflow_id, limit=10 * MOST_JOBS)
-    return graph_of(members, groups) if 0 < len(members) <= MOST_JOBS else None
+    if not 0 < len(members) <= MOST_JOBS:
+        return None
+    try:
+        return graph_of(members, groups)
+    except CycleError:  # rows that were written by hand
+        return None
 
 
 def graph_of(members: Sequence[Member], groups: Iterable[tuple[int, int]]) -> Graph:

@@ -44,7 +44,8 @@ def why(job: JobDetails, known_tasks: Collection[str] = ()) -> list[Reason]:
             return [Reason(("its attempt has ended just now",))]
         case JobStatus.BLOCKED if (awaited := job.waits_for) is not None:
             if awaited.node_id == NOTHING:  # requeued, or of a workflow that was started again
-                return [Reason(("waits until a worker sees for what it waits, some seconds",))]
+                words = "waits until a worker has looked at the jobs before it, up to two seconds"
+                return [Reason((words,))]
             of = f", one of {awaited.number} predecessors" if awaited.number > 1 else ""
             return [Reason((f"waits for the end of {named(awaited.node_id)}{of}",))]
     return list(_hindrances(job, known_tasks)) or [_next(job)]

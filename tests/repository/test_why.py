@@ -291,7 +291,7 @@ def it_was_not_needed(engine: Engine, worker: LogicalWorker) -> int:
     return three_in_a_row(engine)[1][2]
 
 
-@case(r"waits until a worker sees for what it waits, some seconds")
+@case(r"waits until a worker has looked at the jobs before it, up to two seconds")
 def it_was_started_again(engine: Engine, worker: LogicalWorker) -> int:
     queue, ids = three_in_a_row(engine)
     with queue.session() as session, session.begin():

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from pgqueue import JobStatus, PgQueue, Worker
@@ -94,6 +94,18 @@ def test_a_batch_that_is_no_workflow_has_no_graph(queue: PgQueue, session: Sessi
     with session.begin():
         assert queue.views.graph(session, batch.id) is None
         assert queue.views.first_failure(session, batch.id) is None
+
+
+def test_jobs_that_wait_for_each_other_by_hand_have_no_graph(
+    queue: PgQueue, session: Session
+) -> None:
+    id, failed = workflow(queue, session)
+    with session.begin():
+        turned = "SELECT after_id, job_id FROM pgqueue.dependencies WHERE job_id = :job"
+        session.execute(text(f"INSERT INTO pgqueue.dependencies {turned}"), {"job": failed})
+
+    with session.begin():
+        assert queue.views.graph(session, id) is None
 
 
 def test_a_graph_of_too_many_boxes_has_one_for_each_task() -> None:
