@@ -1,13 +1,16 @@
-"""The declarative base, with a schema of its own, apart from the application's tables."""
+"""The declarative base, with a schema of its own, apart from the application's tables, and the
+types of columns whose values have a range."""
 
 import os
 import re
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
-from sqlalchemy import DateTime, MetaData, Table, Text
+from sqlalchemy import DateTime, MetaData, SmallInteger, Table, Text
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.types import TypeEngine
 
 from pgqueue.errors import OptionError
 
@@ -25,13 +28,57 @@ def _schema_name() -> str:
 
 SCHEMA = _schema_name()
 
-STARTS_IN_TIME = "run_at BETWEEN '2000-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'"
-"""Finite, and within the range of Python's datetime, so that a claim can always read it."""
+
+class Domain(TypeEngine[Any]):
+    """The type of a column whose values have a range: a domain of PostgreSQL, in our schema.
+
+    A CHECK constraint of a table is parsed anew by each statement that writes the table, whichever
+    columns it writes.  The condition of a domain is prepared once in a session, and checked where a
+    value of the domain is written.  Parameters are sent as the type below the domain.
+    https://www.postgresql.org/docs/current/sql-createdomain.html
+    """
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        compiles(cls, "postgresql")(_name_of_domain)
 
 
-def times_in_range(*columns: str) -> str:
-    """A condition on columns that hold times: each is NULL or one that Python can read."""
-    return " AND ".join(STARTS_IN_TIME.replace("run_at", column) for column in columns)
+def _name_of_domain(domain: Domain, _: object, **__: Any) -> str:
+    return f"{SCHEMA}.{domain.name}"
+
+
+class FiniteTime(Domain, DateTime):
+    """A time within the range of Python's datetime, so that reading it never fails."""
+
+    name = "finite_time"
+
+    def __init__(self) -> None:
+        super().__init__(timezone=True)
+
+
+class Priority(Domain, SmallInteger):
+    name = "priority"
+
+
+class Attempts(Domain, SmallInteger):
+    """A counter of a message.  One that overflows would fail the claim of all.
+
+    A crash may follow the last attempt, so its maximum is above that of :class:`MaxAttempts`.
+    """
+
+    name = "attempts"
+
+
+class MaxAttempts(Domain, SmallInteger):
+    name = "max_attempts"
+
+
+class Ended(Domain, Text):
+    """How a job or a batch has ended: succeeded, failed or cancelled."""
+
+    name = "outcome"
 
 
 class Base(DeclarativeBase):
@@ -40,7 +87,7 @@ class Base(DeclarativeBase):
     metadata = MetaData(schema=SCHEMA)
     type_annotation_map = {
         str: Text,
-        datetime: DateTime(timezone=True),
+        datetime: FiniteTime(),
         dict[str, Any]: JSONB,
         list[str]: JSONB,
     }

@@ -2,17 +2,16 @@
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, text
+from sqlalchemy import text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class Deploy(Base):
     """A version of an application, as ``PgQueue(version=...)`` names it."""
 
     __tablename__ = "deploys"
-    __table_args__ = (CheckConstraint(times_in_range("first_at"), name="deploys_times"),)
 
     application: Mapped[str] = mapped_column(primary_key=True)
     """Empty for an application without a name."""

@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, text
+from sqlalchemy import BigInteger, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class ErrorGroup(Base):
@@ -16,10 +16,6 @@ class ErrorGroup(Base):
     """
 
     __tablename__ = "error_groups"
-    __table_args__ = (
-        CheckConstraint(times_in_range("first_at", "last_at"), name="error_groups_times"),
-        CheckConstraint(times_in_range("muted_until"), name="error_groups_muted"),
-    )
 
     fingerprint: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     """A hash of ``error_type`` and ``place``."""

@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, SmallIntege
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, column_property, foreign, mapped_column, relationship
 
-from pgqueue.models.base import STARTS_IN_TIME, Base
+from pgqueue.models.base import Base, Ended, MaxAttempts, Priority
 from pgqueue.models.job_attempt import JobAttempt
 from pgqueue.models.job_status import StatusComparator, status_of
 from pgqueue.models.states import JobStatus
@@ -38,21 +38,21 @@ class Job(Base):
     args: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     """The arguments, keyed by parameter name, in their JSON form."""
 
-    priority: Mapped[int] = mapped_column(SmallInteger, server_default=text(str(DEFAULT_PRIORITY)))
+    priority: Mapped[int] = mapped_column(Priority, server_default=text(str(DEFAULT_PRIORITY)))
     """0 runs first, 9 last."""
 
     run_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
     """Equal to ``run_at`` of the current message: the job does not start earlier."""
 
     max_attempts: Mapped[int] = mapped_column(
-        SmallInteger, server_default=text(str(DEFAULT_MAX_ATTEMPTS))
+        MaxAttempts, server_default=text(str(DEFAULT_MAX_ATTEMPTS))
     )
     attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     snoozes: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     interruptions: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     """Attempts that a stopping worker interrupted; they do not count as attempts."""
 
-    outcome: Mapped[str | None] = mapped_column()
+    outcome: Mapped[str | None] = mapped_column(Ended)
     """NULL until the job ends, then succeeded, failed or cancelled."""
 
     result: Mapped[Any] = mapped_column(JSONB(none_as_null=True), nullable=True)
@@ -102,10 +102,6 @@ class Job(Base):
     """
 
     __table_args__ = (
-        CheckConstraint("priority BETWEEN 0 AND 9", name="jobs_priority"),
-        CheckConstraint(STARTS_IN_TIME, name="jobs_run_at"),
-        CheckConstraint("max_attempts BETWEEN 1 AND 30000", name="jobs_max_attempts"),
-        CheckConstraint("outcome IN ('succeeded', 'failed', 'cancelled')", name="jobs_outcome"),
         CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="jobs_finished_at"),
         Index(
             "jobs_held_unique_key",

@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Index, SmallInteger, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class StepKind(StrEnum):
@@ -35,7 +35,6 @@ class JobStep(Base):
     __tablename__ = "job_steps"
     __table_args__ = (
         CheckConstraint(f"kind IN {tuple(map(str, StepKind))}", name="job_steps_kind"),
-        CheckConstraint(times_in_range("started_at", "finished_at"), name="job_steps_times"),
         Index(
             "job_steps_signal",
             "signal",

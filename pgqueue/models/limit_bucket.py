@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, Index
+from sqlalchemy import Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class LimitBucket(Base):
@@ -16,10 +16,7 @@ class LimitBucket(Base):
     """
 
     __tablename__ = "limit_buckets"
-    __table_args__ = (
-        CheckConstraint(times_in_range("full_at"), name="limit_buckets_times"),
-        Index("limit_buckets_full_at", "full_at"),
-    )
+    __table_args__ = (Index("limit_buckets_full_at", "full_at"),)
 
     limit_key: Mapped[str] = mapped_column(primary_key=True)
 

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import CheckConstraint, Interval, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class LimitSettings(Base):
@@ -17,7 +17,6 @@ class LimitSettings(Base):
 
     __tablename__ = "limits"
     __table_args__ = (
-        CheckConstraint(times_in_range("declared_at"), name="limits_times"),
         CheckConstraint("declared >= 0", name="limits_declared"),
         CheckConstraint("capacity >= 0", name="limits_capacity"),
         CheckConstraint("period BETWEEN '1 millisecond' AND '366 days'", name="limits_period"),

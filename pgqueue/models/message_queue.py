@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, Identity, SmallInteger, text
+from sqlalchemy import BigInteger, Identity, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import STARTS_IN_TIME, Base
+from pgqueue.models.base import Attempts, Base, Priority
 
 
 class MessageQueue(Base):
@@ -16,17 +16,9 @@ class MessageQueue(Base):
     """
 
     __tablename__ = "message_queue"
-    # A row whose counters overflow would fail the claim of all, so such rows are refused here.
-    # A crash may follow the last attempt: these limits are above that of jobs.max_attempts.
-    __table_args__ = (
-        CheckConstraint("priority BETWEEN 0 AND 9", name="message_queue_priority"),
-        CheckConstraint(STARTS_IN_TIME, name="message_queue_run_at"),
-        CheckConstraint("attempt BETWEEN 0 AND 31000", name="message_queue_attempt"),
-        CheckConstraint("crashes BETWEEN 0 AND 31000", name="message_queue_crashes"),
-    )
 
     queue: Mapped[str] = mapped_column(primary_key=True)
-    priority: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
+    priority: Mapped[int] = mapped_column(Priority, primary_key=True, autoincrement=False)
     run_at: Mapped[datetime] = mapped_column(primary_key=True)
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
 
@@ -34,10 +26,10 @@ class MessageQueue(Base):
     task: Mapped[str]
     """Copied from the job, so that a worker claims only tasks that it knows."""
 
-    attempt: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    attempt: Mapped[int] = mapped_column(Attempts, server_default=text("0"))
     """Attempts used up so far; this message permits the next one."""
 
-    crashes: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    crashes: Mapped[int] = mapped_column(Attempts, server_default=text("0"))
     """How many attempts have crashed their worker."""
 
     alone: Mapped[bool] = mapped_column(server_default=text("false"))

@@ -3,11 +3,11 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, Integer, text
+from sqlalchemy import BigInteger, Identity, Index, Integer, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class OperatorAction(Base):
@@ -20,7 +20,6 @@ class OperatorAction(Base):
 
     __tablename__ = "operator_actions"
     __table_args__ = (
-        CheckConstraint(times_in_range("at", "finished_at"), name="operator_actions_times"),
         Index(
             "operator_actions_unfinished",
             "id",

@@ -2,17 +2,16 @@
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, text
+from sqlalchemy import text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class PausedTask(Base):
     """A task whose jobs no worker starts; enqueuing continues."""
 
     __tablename__ = "paused_tasks"
-    __table_args__ = (CheckConstraint(times_in_range("paused_at"), name="paused_tasks_times"),)
 
     task: Mapped[str] = mapped_column(primary_key=True)
     paused_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))

@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, Integer, text
+from sqlalchemy import Integer, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 ZERO = text("0")
 
@@ -21,9 +21,6 @@ class QueueMinute(Base):
     """
 
     __tablename__ = "queue_minutes"
-    __table_args__ = (
-        CheckConstraint(times_in_range("at", "counted_at"), name="queue_minutes_times"),
-    )
 
     at: Mapped[datetime] = mapped_column(primary_key=True)
     """The beginning of the minute, or of the ten or sixty."""

@@ -3,11 +3,11 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, text
+from sqlalchemy import BigInteger, Identity, Index, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class Signal(Base):
@@ -15,7 +15,6 @@ class Signal(Base):
 
     __tablename__ = "signals"
     __table_args__ = (
-        CheckConstraint(times_in_range("created_at"), name="signals_times"),
         Index("signals_name_key", "name", "key", "id"),
         Index("signals_undelivered", "id", postgresql_where=text("NOT delivered")),
     )

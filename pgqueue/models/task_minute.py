@@ -2,11 +2,11 @@
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, Integer, text
+from sqlalchemy import Integer, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 ZERO = text("0")
 NO_DURATIONS = text("'{}'")
@@ -23,7 +23,6 @@ class TaskMinute(Base):
     """
 
     __tablename__ = "task_minutes"
-    __table_args__ = (CheckConstraint(times_in_range("at"), name="task_minutes_times"),)
 
     at: Mapped[datetime] = mapped_column(primary_key=True)
     """The beginning of the minute, or of the ten or sixty."""

@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, text
+from sqlalchemy import BigInteger, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class UnreadableJob(Base):
@@ -18,7 +18,6 @@ class UnreadableJob(Base):
     """
 
     __tablename__ = "unreadable_jobs"
-    __table_args__ = (CheckConstraint(times_in_range("since"), name="unreadable_jobs_times"),)
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     task: Mapped[str]

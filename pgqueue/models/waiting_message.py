@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, SmallInteger, text
+from sqlalchemy import BigInteger, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import STARTS_IN_TIME, Base
+from pgqueue.models.base import Attempts, Base, Priority
 
 
 class WaitingMessage(Base):
@@ -16,23 +16,17 @@ class WaitingMessage(Base):
     """
 
     __tablename__ = "waiting_messages"
-    __table_args__ = (
-        CheckConstraint("priority BETWEEN 0 AND 9", name="waiting_messages_priority"),
-        CheckConstraint(STARTS_IN_TIME, name="waiting_messages_run_at"),
-        CheckConstraint("attempt BETWEEN 0 AND 31000", name="waiting_messages_attempt"),
-        CheckConstraint("crashes BETWEEN 0 AND 31000", name="waiting_messages_crashes"),
-    )
 
     limit_keys: Mapped[str] = mapped_column(primary_key=True)
     """The keys of all limits of the job, one a line, as in the job's row."""
 
     queue: Mapped[str] = mapped_column(primary_key=True)
-    priority: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
+    priority: Mapped[int] = mapped_column(Priority, primary_key=True, autoincrement=False)
     run_at: Mapped[datetime] = mapped_column(primary_key=True)
     target_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
 
     task: Mapped[str]
-    attempt: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    attempt: Mapped[int] = mapped_column(Attempts, server_default=text("0"))
     """Attempts used up so far."""
 
-    crashes: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    crashes: Mapped[int] = mapped_column(Attempts, server_default=text("0"))

@@ -3,10 +3,10 @@
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import BigInteger, CheckConstraint, Integer, SmallInteger, text
+from sqlalchemy import BigInteger, Integer, SmallInteger, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from pgqueue.models.base import Base, times_in_range
+from pgqueue.models.base import Base
 
 
 class WorkerProcess(Base):
@@ -14,11 +14,6 @@ class WorkerProcess(Base):
     same host name."""
 
     __tablename__ = "workers"
-    __table_args__ = (
-        CheckConstraint(
-            times_in_range("started_at", "heartbeat_at", "dead_at"), name="workers_times"
-        ),
-    )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     hostname: Mapped[str]

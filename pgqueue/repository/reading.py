@@ -31,12 +31,7 @@ class Moment(sa.TypeDecorator[datetime]):
     cache_ok = True
 
     def process_result_value(self, value: Decimal | None, dialect: Any = None) -> datetime | None:
-        if value is None:
-            return None
-        try:
-            return EPOCH + timedelta(microseconds=round(value * 1_000_000))
-        except OverflowError:  # infinity, or a year that Python does not have, as a hand may write
-            return datetime.max.replace(tzinfo=UTC) if value > 0 else EPOCH
+        return None if value is None else EPOCH + timedelta(microseconds=round(value * 1_000_000))
 
 
 def moment(time: sa.ColumnElement[Any]) -> sa.ColumnElement[datetime]:

@@ -6,9 +6,20 @@ from typing import Any
 from sqlalchemy import Connection, MetaData
 from sqlalchemy.schema import CreateIndex
 
-from pgqueue.models.base import SCHEMA, Base
+from pgqueue.models.base import SCHEMA, Base, Domain
 
-OPTIONS = {"compare_type": True, "compare_server_default": True}
+
+def is_another_type(_: object, __: object, ___: object, found: Any, expected: Any) -> bool | None:
+    """Compare domains by name: a domain in the search path is read without its schema.
+
+    None lets Alembic compare.
+    """
+    if isinstance(expected, Domain):
+        return bool(getattr(found, "name", None) != expected.name)
+    return None
+
+
+OPTIONS = {"compare_type": is_another_type, "compare_server_default": True}
 
 
 def differences(connection: Connection) -> list[str]:

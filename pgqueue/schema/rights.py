@@ -91,7 +91,7 @@ def _literal(value: str) -> str:
 
 
 def _owned_by(owner: str | None) -> Iterator[str]:
-    """Change the owner of schema, tables and views if it differs; ``owner`` is an expression.
+    """Change the owner of schema, tables, domains and views; ``owner`` is an expression.
 
     The schema comes first: the owner of a table must have the right to create one there.
     """
@@ -112,7 +112,15 @@ def _owned_by(owner: str | None) -> Iterator[str]:
                      relowner
               FROM pg_catalog.pg_class
               JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
-              WHERE nspname = {schema} AND relkind IN ('r', 'p', 'v')) AS owned (kind, name, owner)
+              WHERE nspname = {schema} AND relkind IN ('r', 'p', 'v')
+              UNION ALL
+              SELECT 'TYPE',
+                     pg_catalog.concat(pg_catalog.quote_ident(nspname), '.',
+                                       pg_catalog.quote_ident(typname)),
+                     typowner
+              FROM pg_catalog.pg_type
+              JOIN pg_catalog.pg_namespace ON pg_namespace.oid = typnamespace
+              WHERE nspname = {schema} AND typtype = 'd') AS owned (kind, name, owner)
         WHERE pg_catalog.pg_get_userbyid(owner) <> {owner}
         ORDER BY kind
         """  # noqa: S608  # literals, quoted above

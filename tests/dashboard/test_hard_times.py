@@ -50,12 +50,11 @@ def test_beside_locked_tables_each_page_says_what_it_leaves_out(shop: Shop) -> N
 
 
 ODD = (
-    "UPDATE pgqueue.jobs SET created_at = '4000-01-01 BC', tags = '\"x\"', meta = '[]', args = '7'",
+    "UPDATE pgqueue.jobs SET created_at = '2000-01-01Z', tags = '\"x\"', meta = '[]', args = '7'",
     "UPDATE pgqueue.jobs SET queue = E'a/b?c#\\n', task = '..' WHERE outcome IS NULL",
-    "UPDATE pgqueue.jobs SET finished_at = '294000-01-01' WHERE outcome IS NOT NULL",
-    "UPDATE pgqueue.job_attempts SET finished_at = 'infinity', started_at = NULL, error = NULL",
-    "UPDATE pgqueue.dead_letters SET finished_at = '294000-01-01'",
-    "UPDATE pgqueue.dead_letters SET finished_at = '-infinity'",
+    "UPDATE pgqueue.jobs SET finished_at = '9999-12-31Z' WHERE outcome IS NOT NULL",
+    "UPDATE pgqueue.job_attempts SET finished_at = '9999-12-31Z', started_at = NULL, error = NULL",
+    "UPDATE pgqueue.dead_letters SET finished_at = '9999-12-31Z'",
     "INSERT INTO pgqueue.schedules (name, task, args, options, every, timezone, catch_up, overlap,"
     " next_at) VALUES ('s', 'send', '{}', '{}', '99 years', 'UTC', 1, 'skip', '9998-01-01')",
     *(

@@ -23,6 +23,10 @@ FACTS = text(
     FROM pg_index JOIN pg_class ON pg_class.oid = indrelid
     WHERE relnamespace = to_regnamespace(:schema)
     UNION ALL
+    SELECT format('domain %s %s', typname, pg_get_constraintdef(pg_constraint.oid))
+    FROM pg_constraint JOIN pg_type ON pg_type.oid = contypid
+    WHERE typnamespace = to_regnamespace(:schema)
+    UNION ALL
     SELECT format('storage %s %s', relname, reloptions)
     FROM pg_class
     WHERE relnamespace = to_regnamespace(:schema) AND relkind = 'r' AND reloptions IS NOT NULL

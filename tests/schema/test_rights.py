@@ -470,6 +470,8 @@ def owners(engine: Engine) -> set[str]:
     statement = """
         SELECT pg_get_userbyid(relowner) FROM pg_class
         WHERE relnamespace = 'pgqueue'::regnamespace AND relkind IN ('r', 'v', 'S')
+        UNION SELECT pg_get_userbyid(typowner) FROM pg_type
+        WHERE typnamespace = 'pgqueue'::regnamespace
         UNION SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = 'pgqueue'
     """
     with engine.connect() as connection:
