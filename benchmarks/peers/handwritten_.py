@@ -1,10 +1,16 @@
-"""What people write by hand with psycopg: one job, one transaction, FOR UPDATE SKIP LOCKED."""
+"""What people write by hand: one job, one transaction, FOR UPDATE SKIP LOCKED.
+
+Options: ``client`` ("psycopg", or "session": a Session of SQLAlchemy), ``concurrency``.
+"""
 
 import json
 import signal
 import threading
+from functools import cache
 
 import psycopg
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from benchmarks.peers.protocol import (
     Adapter,
@@ -25,8 +31,10 @@ TABLES = """
     CREATE INDEX IF NOT EXISTS todo_open ON todo (id) WHERE done_at IS NULL;
     CREATE TABLE IF NOT EXISTS effects (job bigint)
 """
+INSERT = "INSERT INTO effects (job) VALUES (:number)"
+DONE = "UPDATE todo SET done_at = clock_timestamp() WHERE id = :id"
 TAKE = """
-    SELECT id, args::text FROM todo WHERE done_at IS NULL
+    SELECT id, CAST(args AS text) AS args FROM todo WHERE done_at IS NULL
     ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
 """
 
@@ -54,7 +62,7 @@ class HandwrittenAdapter(Tables, Adapter):
         signal.signal(signal.SIGTERM, lambda *_: stopping.set())
         wait_for_the_others()
         threads = [
-            threading.Thread(target=serve, args=(stopping,))
+            threading.Thread(target=CLIENTS[option("client", "psycopg")], args=(stopping,))
             for _ in range(option("concurrency", 10))
         ]
         for thread in threads:
@@ -63,7 +71,27 @@ class HandwrittenAdapter(Tables, Adapter):
             thread.join()
 
 
-def serve(stopping):
+def serve_with_session(stopping):
+    take, insert, done = sa.text(TAKE), sa.text(INSERT), sa.text(DONE)
+    while not stopping.is_set():
+        with Session(engine()) as session, session.begin():
+            row = session.execute(take).first()
+            if row is not None:
+                number = json.loads(row.args)["number"]
+                note_start(number)
+                session.execute(insert, {"number": number})
+                session.execute(done, {"id": row.id})
+        if row is None:
+            stopping.wait(0.05)
+
+
+@cache
+def engine():
+    address = url().replace("postgresql://", "postgresql+psycopg://")
+    return sa.create_engine(address, pool_size=option("concurrency", 10))
+
+
+def serve_with_psycopg(stopping):
     with psycopg.connect(url()) as connection:
         while not stopping.is_set():
             with connection.transaction():
@@ -77,6 +105,9 @@ def serve(stopping):
                     )
             if row is None:
                 stopping.wait(0.05)
+
+
+CLIENTS = {"psycopg": serve_with_psycopg, "session": serve_with_session}
 
 
 if __name__ == "__main__":
