@@ -103,6 +103,13 @@ PGQUEUER = System(
 )
 PQ = System("pq", "pq_.py", ("pq", "psycopg2-binary"))
 CELERY = System("Celery", "celery_.py", ("celery[redis]==5.7.0",), programs=("redis-server",))
+SERVICE = System("Flask and pgqueue", "service_pgqueue_")
+SERVICE_WITH_CELERY = System(
+    "Flask and Celery",
+    "service_celery_.py",
+    (*CELERY.requirements, "flask-sqlalchemy", "psycopg[binary]"),
+    programs=CELERY.programs,
+)
 DBOS = System("DBOS", "dbos_.py", ("dbos==3.4.0",))
 ABSURD = System("Absurd", "absurd_.py", ("absurd-sdk==0.5.1", "absurdctl==0.5.1"))
 PG_BOSS = System("pg-boss", "pgboss_.mjs", ("pg-boss@12.38.0", "pg"))

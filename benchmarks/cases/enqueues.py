@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case, in_turns
 from benchmarks.limits import limits_of
-from benchmarks.systems import GRAPHILE, PGQUEUE, PQ
+from benchmarks.systems import GRAPHILE, PGQUEUE, PQ, SERVICE, SERVICE_WITH_CELERY
 from pgqueue import Job, PgQueue
 
 RATE = "jobs/s"
@@ -70,6 +70,22 @@ def enqueue_in_session(bench: Bench, size: Size) -> Finding:
     return finding
 
 
+@case(smoke=Size(jobs=50), usual=Size(jobs=1_000, turns=9), full=Size(jobs=3_000, turns=15))
+def flask_request(bench: Bench, size: Size) -> Finding:
+    """A request of a Flask service that saves a row by ``db.session`` and enqueues a job, compared
+    with one that only saves the row, and with one that sends the job to Redis by Celery."""
+    finding = Finding()
+    bare = SERVICE.given("only the row", enqueues=False)
+    with bench.arenas(SERVICE, bare, SERVICE_WITH_CELERY) as arenas:
+        rates = in_turns(arenas, size.turns, lambda arena: _requests(arena, size.jobs))
+    series = {name: finding.add(name, values, "requests/s") for name, values in rates.items()}
+    finding.ratio(series[SERVICE.label], series[bare.label])
+    if SERVICE_WITH_CELERY.label in series:
+        finding.ratio(series[SERVICE.label], series[SERVICE_WITH_CELERY.label])
+    finding.remarks.append("One client in the process of the service, without a network.")
+    return finding
+
+
 @case(smoke=Size(jobs=500), usual=Size(jobs=100_000, turns=3), full=Size(jobs=100_000, turns=7))
 def enqueue_in_bulk(bench: Bench, size: Size) -> Finding:
     """Many jobs by ``enqueue_many`` in one Session and its commit."""
@@ -88,6 +104,13 @@ def _one_by_one(arena: Arena, jobs: int) -> float:
     times = arena.tell("each", first=0, jobs=jobs, gap=0)
     assert arena.tell("left") == jobs
     return float(jobs / (times["returned"][-1] - times["began"]))
+
+
+def _requests(arena: Arena, requests: int) -> float:
+    arena.tell("empty")
+    arena.calm()
+    times = arena.tell("each", first=0, jobs=requests, gap=0)
+    return float(requests / (times["returned"][-1] - times["began"]))
 
 
 @contextmanager
