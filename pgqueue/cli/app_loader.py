@@ -48,9 +48,9 @@ class CliState:
         try:
             queue = find_queue(app)
         except click.ClickException as error:
-            if self.app is None:
-                error.message = f"{_PROJECT}, {_KEY}: {error.message}"
-            raise
+            if self.app is not None:
+                raise
+            raise click.ClickException(f"{_PROJECT}, {_KEY}: {error.message}") from error
         url = self.url
         if url is None:
             try:

@@ -65,9 +65,13 @@ def show_killed(session: Session, killed: Row[Any] | None) -> bool:
     is_later = (later.job_id == JobAttempt.job_id) & (later.attempt > JobAttempt.attempt)
     next_failed = select(func.min(later.started_at)).where(is_later).scalar_subquery()
     started_again = func.coalesce(next_failed, Job.started_at)
-    moments = (func.max(JobAttempt.finished_at), func.min(started_again), func.max(started_again))
     crashed = (
-        select(func.count(), *(extract("epoch", at - killed.killed_at) for at in moments))
+        select(
+            func.count(),
+            extract("epoch", func.max(JobAttempt.finished_at) - killed.killed_at),
+            extract("epoch", func.min(started_again) - killed.killed_at),
+            extract("epoch", func.max(started_again) - killed.killed_at),
+        )
         .join(JobAttempt, JobAttempt.job_id == Job.id)
         .where(JobAttempt.worker_id == killed.id, JobAttempt.outcome == "crashed")
     )
