@@ -4,9 +4,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-# What the developer's environment holds includes the demo's; without it the demo makes its own.
+# What the developer's environment holds includes what the demo and the examples need; without it
+# they make their own.
 DEVELOPMENT := $(VENV)/.development
 DEMONSTRATION := $(firstword $(wildcard $(DEVELOPMENT)) $(VENV)/.demonstration)
+EXAMPLES := $(firstword $(wildcard $(DEVELOPMENT)) $(VENV)/.examples)
 
 # Tests start hundreds of processes, and each would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,7 +33,7 @@ setup: $(DEVELOPMENT) ## Make the environment .venv, once (PYTHON=python3.12 VEN
 demo: $(DEMONSTRATION) ## Watch it work on a PostgreSQL of its own (ARGS="--url ..." for yours)
 	@$(BIN)/pgqueue demo $(ARGS)
 
-example: $(DEMONSTRATION) ## Run an example on a PostgreSQL of its own (ARGS=two_tables)
+example: $(EXAMPLES) ## Run an example on a PostgreSQL of its own (ARGS=shop, ARGS=two_tables)
 	@$(BIN)/python -m examples $(ARGS)
 
 quick: contracts ## Run the inner loop: import contracts, units, statements, the public contract
@@ -106,7 +108,8 @@ clean: ## Remove builds and caches; the environment stays
 
 $(DEVELOPMENT): EXTRA := dev,project
 $(VENV)/.demonstration: EXTRA := demo
-$(DEVELOPMENT) $(VENV)/.demonstration: pyproject.toml
+$(VENV)/.examples: EXTRA := examples
+$(DEVELOPMENT) $(VENV)/.demonstration $(VENV)/.examples: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo 'pgqueue needs Python 3.11 or newer, and $(PYTHON) is not:' \
 	    'name another one, as in `make PYTHON=python3.12 $(or $(MAKECMDGOALS),setup)`.' >&2; exit 1; }

@@ -1,12 +1,15 @@
-"""Runs an example, hand-written and with pgqueue, on a private PostgreSQL or in your database."""
+"""Runs an example on a private PostgreSQL, or in your database."""
 
 import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from functools import partial
 
 import click
 
+from examples.shop.run import URL
+from examples.shop.run import main as shop
 from pgqueue.embedded import EmbeddedPostgres
 
 HAND_WRITTEN = (
@@ -18,11 +21,12 @@ HAND_WRITTEN = (
 )
 
 
-@click.command()
-@click.argument("name", type=click.Choice(HAND_WRITTEN))
-@click.option("--url", help="An empty database of yours.  Default: a private PostgreSQL.")
-def main(name: str, url: str | None) -> None:
-    """Run the hand-written form of the example NAME, and then the form with pgqueue."""
+@click.group()
+def main() -> None:
+    """Run an example."""
+
+
+def run_both_forms(name: str, url: str | None) -> None:
     with nullcontext(url) if url else EmbeddedPostgres() as server:
         given = server.url if isinstance(server, EmbeddedPostgres) else server
         environment = {**os.environ, "DATABASE_URL": str(given)}
@@ -32,5 +36,12 @@ def main(name: str, url: str | None) -> None:
             subprocess.run(program, env=environment, check=True)
 
 
+for name in HAND_WRITTEN:
+    words = "Run the hand-written form, and then the form with pgqueue."
+    run = partial(run_both_forms, name)
+    main.add_command(click.Command(name, params=[URL], callback=run, help=words))
+main.add_command(shop)
+
+
 if __name__ == "__main__":
-    main()
+    main(prog_name="python -m examples")

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from service import create_app
+from operations import create_app
 from shop import Base, queue
 
 
@@ -15,6 +15,7 @@ def pgqueue_create_tables():
 @pytest.fixture(scope="session")
 def app(pgqueue_engine):
     os.environ["DATABASE_URL"] = pgqueue_engine.url.render_as_string(hide_password=False)
+    os.environ["SECRET_KEY"] = os.environ["OPERATOR_PASSWORD"] = "of the tests"
     return create_app()
 
 

@@ -1,143 +1,134 @@
-"""The shop as its operators see it: the dashboard behind a password, and traffic to look at.
+"""The whole shop: its pages, a login for operators, the dashboard, and traffic to look at.
 
-``shop.py`` has the orders, ``service.py`` the reports; this adds what follows an order as a
-workflow, a catalogue and price lists.  With ``GATEWAY=v2`` each payment fails, as after a release
-with a fault.
+``shop.py`` has the orders and ``service.py`` the reports; ``orders.py``, ``pictures.py`` and
+``newsletters.py`` have the jobs that a shop usually has.
 """
 
 import hmac
+import io
 import os
 import random
 import time
-from datetime import timedelta
 
 import click
+from flask import Blueprint, Response, abort, flash, redirect, render_template, request, url_for
+from flask_login import LoginManager, UserMixin, current_user, login_user
+from newsletters import newsletters, send_newsletter
+from orders import PrintedReceipt, place_order, use_gateway
+from pictures import Picture, add_picture, pictures
+from PIL import Image
+from service import DayReport
 from service import create_app as create_service
-from shop import Order, db, queue, write_receipt
-from sqlalchemy import ForeignKey
-from sqlalchemy.orm import Mapped, mapped_column
-from werkzeug import Response
+from shop import Order, db, queue
 
-from pgqueue import JobContext, Limit, Retry
 from pgqueue.dashboard import RIGHTS, Access
 
 queue.version = os.environ.get("RELEASE", "")
+login = LoginManager()
+login.login_view = "site.log_in"
+site = Blueprint("site", __name__)
 
 
 def create_app():
     app = create_service()
     app.secret_key = os.environ["SECRET_KEY"]
+    app.config["SESSION_COOKIE_SAMESITE"] = "Lax"
+    login.init_app(app)
+    for blueprint in (site, pictures, newsletters):
+        app.register_blueprint(blueprint)
     dashboard = queue.dashboard(authorize=operator, environment="example")
     app.register_blueprint(dashboard.blueprint(url_prefix="/ops"))
     app.cli.add_command(traffic)
     return app
 
 
+class Operator(UserMixin):
+    """Who knows the password of the shop; an application has a table of its users."""
+
+    def __init__(self, name):
+        self.id = name
+
+
+@login.user_loader
+def load_operator(name):
+    return Operator(name)
+
+
 def operator(request):
-    """Let in who knows the password of the shop; an application has a login of its own."""
-    given, password = request.authorization, os.environ["OPERATOR_PASSWORD"]
-    if given is not None and hmac.compare_digest(given.password or "", password):
-        return Access(user=given.username or "operator", rights=RIGHTS)
-    return Response("A password, please.", 401, {"WWW-Authenticate": 'Basic realm="shop"'})
+    """Let operators into the dashboard, and others to the login."""
+    if not current_user.is_authenticated:
+        return redirect(url_for("site.log_in"))
+    return Access(user=current_user.id, rights=RIGHTS)
 
 
-class Reservation(db.Model):
-    """What is kept in the store for an order, until it is shipped."""
-
-    __tablename__ = "reservations"
-    order_id: Mapped[int] = mapped_column(ForeignKey(Order.id), primary_key=True)
-
-
-class GatewayError(Exception):
-    """The payment gateway has refused, or did not answer."""
-
-
-def place_order(customer):
-    """Add an order, and the jobs that follow it, to the transaction of ``db.session``."""
-    order = Order(item="a book", cents=random.randint(500, 9000))
-    db.session.add(order)
-    db.session.flush()
-    account, address = f"acc-{customer % 7}", f"{customer}@example.org"
-    tags = [f"customer-{customer}"]
-    with queue.workflow(db.session, f"order {order.id}") as flow:
-        reserved = flow.add(reserve.job(order.id))
-        payment = capture.options(tags=tags).job(order.id, account, order.cents)
-        paid = flow.add(payment, after=reserved)
-        flow.add(write_receipt.job(order.id), after=paid)
-        flow.add(ship.job(order.id), after=paid)
-        flow.add(send_mail.options(tags=tags).job(address, "Your order"), after=paid)
-        flow.add(release.job(order.id), after=paid, when="failed")
-    return order
+@site.route("/login", methods=["GET", "POST"])
+def log_in():
+    if request.method == "POST":
+        if hmac.compare_digest(request.form["password"], os.environ["OPERATOR_PASSWORD"]):
+            login_user(Operator(request.form["name"] or "operator"))
+            return redirect("/ops/")
+        flash("This is not the password.")
+    return render_template("login.html")
 
 
-@queue.task(name="store.reserve", transactional=True)
-def reserve(order_id: int) -> None:
-    db.session.add(Reservation(order_id=order_id))
+@site.get("/")
+def index():
+    orders = db.session.query(Order).order_by(Order.id.desc()).limit(10).all()
+    ids = [order.id for order in orders]
+    printed = db.session.query(PrintedReceipt.order_id).filter(PrintedReceipt.order_id.in_(ids))
+    return render_template(
+        "index.html",
+        orders=orders,
+        printed={row.order_id for row in printed},
+        pictures=db.session.query(Picture).order_by(Picture.id.desc()).limit(8).all(),
+        report=db.session.query(DayReport).order_by(DayReport.day.desc()).first(),
+    )
 
 
-@queue.task(name="store.ship", transactional=True)
-def ship(order_id: int) -> None:
-    """End the reservation; a payment that succeeds after a requeue has none any more."""
-    db.session.query(Reservation).filter_by(order_id=order_id).delete()
+@site.post("/buy")
+def buy():
+    place_order(random.randint(1, 500))
+    db.session.commit()
+    return redirect(url_for("site.index"))
 
 
-@queue.task(name="store.release", transactional=True)
-def release(order_id: int) -> None:
-    """Undo :func:`reserve`, which may have failed itself."""
-    db.session.query(Reservation).filter_by(order_id=order_id).delete()
+@site.get("/receipts/<int:order_id>.pdf")
+def receipt(order_id):
+    return Response(db.get_or_404(PrintedReceipt, order_id).pdf, mimetype="application/pdf")
 
 
-@queue.task(
-    name="payments.capture",
-    queue="payments",
-    max_attempts=3,
-    retry=Retry.constant(timedelta(seconds=2)),
-    limit=Limit(20, by="account"),
-)
-def capture(order_id: int, account: str, cents: int) -> dict[str, str]:
-    time.sleep(random.uniform(0.01, 0.2))
-    answer = {"id": f"pay_{order_id}", "currency": "EUR"}
-    if os.environ.get("GATEWAY") == "v2":
-        del answer["currency"]
-    if random.random() < 0.02:
-        raise GatewayError(f"HTTP 503 for order {order_id}")
-    return {"payment": answer["id"], "currency": answer["currency"]}
-
-
-@queue.task(name="mails.send", queue="mail", limit=Limit(50, per=timedelta(seconds=1), burst=50))
-def send_mail(to: str, subject: str) -> None:
-    time.sleep(random.uniform(0.005, 0.05))
-
-
-@queue.schedule(every=timedelta(minutes=1), overlap="skip")
-@queue.task(name="catalogue.rebuild", queue="nightly")
-def rebuild_catalogue(ctx: JobContext) -> int:
-    for done in range(1, 101):
-        time.sleep(0.1)
-        ctx.progress(done, 100, note="writing pages")
-    return 100
-
-
-@queue.task(name="prices.import_file", queue="imports")
-def import_prices(file: str) -> int:
-    time.sleep(random.uniform(0.05, 0.5))
-    if file.endswith("7.csv"):
-        raise ValueError(f"{file}: line 12 has no price")
-    return 1000
+@site.post("/partner")
+def partner():
+    """The webhook of a partner, who often does not answer."""
+    if random.random() < 0.3:
+        abort(503)
+    return {"order": request.json["order"]}
 
 
 @click.command()
 @click.option("--seconds", default=60, show_default=True)
-@click.option("--per-second", default=20, show_default=True)
-def traffic(seconds, per_second):
-    """Place orders as customers do."""
+@click.option("--per-second", default=5, show_default=True)
+@click.option(
+    "--incident-after", default=45, show_default=True, help="When payments begin to fail."
+)
+def traffic(seconds, per_second, incident_after):
+    """Do what customers do, and cause an incident."""
     for second in range(seconds):
         began = time.monotonic()
         for _ in range(per_second):
             place_order(random.randint(1, 500))
-        if second % 20 == 0:
-            with queue.batch(db.session, name=f"price lists {second // 20}"):
-                for number in range(10):
-                    import_prices.enqueue(db.session, f"list-{number}.csv")
+        if second % 5 == 0:
+            add_picture(drawn_picture() if second % 4 else b"this is no picture")
+        if second % 120 == 0:
+            send_newsletter(f"News {second // 120 + 1}")
+        if second == incident_after:
+            use_gateway.enqueue(db.session, "v2")
         db.session.commit()
         time.sleep(max(0.0, began + 1 - time.monotonic()))
+
+
+def drawn_picture():
+    colours = [Image.linear_gradient("L").rotate(random.randint(0, 359)) for _ in "RGB"]
+    drawn = io.BytesIO()
+    Image.merge("RGB", colours).save(drawn, "PNG")
+    return drawn.getvalue()

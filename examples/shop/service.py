@@ -1,14 +1,16 @@
-"""The shop as it runs in production: tenants, reports with progress, events and logs.
+"""The shop as it runs in production: tenants, reports with progress, a nightly report, logs.
 
 ``shop.py`` has the orders and receipts.  README.md links each part to its page of the manual.
 """
 
 import logging
-from datetime import timedelta
+from datetime import date, timedelta
 
 from flask import Blueprint, abort, current_app, g, request
 from shop import Order, db, queue
 from shop import create_app as create_shop
+from sqlalchemy import func
+from sqlalchemy.orm import Mapped, mapped_column
 
 from pgqueue import Discard, Job, JobContext
 
@@ -83,3 +85,19 @@ def show_report(job_id):
     if job.task != sum_orders.name or (job.meta or {}).get("tenant") != g.tenant:
         abort(404)  # job ids can be guessed: show each tenant its own reports only
     return {"status": job.status, "progress": job.progress, "result": job.result}
+
+
+class DayReport(db.Model):
+    """What had been ordered by the end of a day."""
+
+    __tablename__ = "day_reports"
+    day: Mapped[date] = mapped_column(primary_key=True)
+    orders: Mapped[int]
+    cents: Mapped[int]
+
+
+@queue.schedule("0 2 * * *", timezone="Europe/Berlin", catch_up="last")
+@queue.task(name="reports.close_day", queue="nightly", transactional=True)
+def close_day() -> None:
+    orders, cents = db.session.query(func.count(), func.coalesce(func.sum(Order.cents), 0)).one()
+    db.session.merge(DayReport(day=date.today(), orders=orders, cents=cents))

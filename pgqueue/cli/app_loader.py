@@ -5,11 +5,13 @@ import inspect
 import logging
 import os
 import sys
+import tomllib
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 from types import ModuleType
 
 import click
@@ -42,7 +44,13 @@ class CliState:
         """The queue of --app: on the database of --url, else on its own, else on PGQUEUE_URL."""
         if self.queue is not None:
             return self.queue
-        queue = find_queue(self.named_application())
+        app = self.named_application()
+        try:
+            queue = find_queue(app)
+        except click.ClickException as error:
+            if self.app is not None:
+                raise
+            raise click.ClickException(f"{_PROJECT}, {_KEY}: {error.message}") from error
         url = self.url
         if url is None:
             try:
@@ -55,16 +63,18 @@ class CliState:
         return queue
 
     def named_application(self) -> str:
-        """The value of --app; without one, a UsageError."""
-        if self.app is None:
+        """The value of --app, of PGQUEUE_APP or of pyproject.toml; without one, a UsageError."""
+        app = self.app or app_of_project()
+        if app is None:
             raise click.UsageError(
-                "This needs your application: say --app module:queue, or set PGQUEUE_APP"
+                "This needs your application: say --app module:queue, or set PGQUEUE_APP, or app "
+                "in [tool.pgqueue] of pyproject.toml"
             )
-        return self.app
+        return app
 
     def database(self) -> PgQueue:
         """A queue on the database of --url, or of --app, with or without tasks."""
-        if self.queue is not None or (self.url is None and self.app is not None):
+        if self.queue is not None or (self.url is None and (self.app or app_of_project())):
             return self.application()
         if url := self.url or self.url_of_environment:
             return PgQueue(on_psycopg(url, "--url", always=True), nodes="citus")  # for --nodes
@@ -92,6 +102,35 @@ def committed(queue: PgQueue) -> Iterator[Session]:
     with opened(queue) as session:
         yield session
         session.commit()
+
+
+_PROJECT = "pyproject.toml"
+_KEY = "app in [tool.pgqueue]"
+
+
+def app_of_project() -> str | None:
+    """The application that pyproject.toml of the current directory names; None if it names none.
+
+    Raises ClickException for a file that cannot be read, or a value that is not a text.
+    """
+    try:
+        project = tomllib.loads(Path(_PROJECT).read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{_PROJECT} cannot be read: {error}") from error
+    settings = project.get("tool", {}).get("pgqueue", {})
+    if not isinstance(settings, dict) or (unknown := settings.keys() - {"app"}):
+        raise click.ClickException(
+            f'{_PROJECT}: [tool.pgqueue] has one key, app = "module:queue"'
+            + (f", and no {min(unknown)!r}" if isinstance(settings, dict) else "")
+        )
+    app = settings.get("app")
+    if app is not None and (not isinstance(app, str) or not app):
+        raise click.ClickException(
+            f'{_PROJECT}: {_KEY} is {app!r}; write a text, as app = "module:queue"'
+        )
+    return app
 
 
 def find_queue(app: str) -> PgQueue:

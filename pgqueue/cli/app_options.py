@@ -22,7 +22,10 @@ def option_of_state(*names: str, **settings: Any) -> Decorator:
 
 APP: dict[str, Any] = {
     "metavar": "MODULE:QUEUE",
-    "help": "Where your PgQueue is, e.g. shop.jobs:queue; a function that returns it will do.",
+    "help": (
+        "Where your PgQueue is, e.g. shop.jobs:queue; a function that returns it will do.  "
+        "Default: app in [tool.pgqueue] of pyproject.toml."
+    ),
 }
 URL: dict[str, Any] = {
     "metavar": "URL",

@@ -56,19 +56,20 @@ def upgrade(given: CliState) -> None:
 def revision(host: Path | None, message: str, head: str) -> None:
     """Write a revision by which your own Alembic history upgrades pgqueue's tables.
 
-    HOST is your alembic.ini or your directory of migrations; by default ./alembic.ini or
-    ./migrations.  Run this again after an update of pgqueue that needs newer tables.
+    HOST is your alembic.ini, a pyproject.toml with [tool.alembic], or your directory of migrations;
+    by default ./alembic.ini, ./pyproject.toml or ./migrations.  Run this again after an update of
+    pgqueue that needs newer tables.
 
     \b
     Example:  pgqueue revision migrations && flask db upgrade
     """
     if host is None:
-        usual = [Path("alembic.ini"), Path("migrations")]
-        host = next((path for path in usual if path.exists()), None)
+        host = schema.find_host(Path())
     if host is None:
         raise click.UsageError(
-            "This directory has no alembic.ini and no migrations: give the path of yours, or make "
-            "them first, with `flask db init` or `alembic init`"
+            "This directory has no alembic.ini, no [tool.alembic] in pyproject.toml and no "
+            "migrations: give the path of yours, or make them first, with `flask db init` or "
+            "`alembic init`"
         )
     click.echo(f"Wrote {schema.write_revision(host, message=message, head=head)}")
 

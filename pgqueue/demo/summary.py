@@ -56,7 +56,8 @@ def show_failures(session: Session) -> None:
 
 
 def show_killed(session: Session, killed: Row[Any] | None) -> bool:
-    """Print when the jobs of the killed worker started again; return whether it held any."""
+    """Print when the jobs of the killed worker were claimable and when they started again; return
+    whether it held any."""
     if killed is None:
         click.echo("\nAll jobs ended before a worker could be killed. Use a larger --limit.")
         return False
@@ -65,13 +66,21 @@ def show_killed(session: Session, killed: Row[Any] | None) -> bool:
     next_failed = select(func.min(later.started_at)).where(is_later).scalar_subquery()
     started_again = func.coalesce(next_failed, Job.started_at)
     crashed = (
-        select(func.count(), extract("epoch", func.max(started_again) - killed.killed_at))
+        select(
+            func.count(),
+            extract("epoch", func.max(JobAttempt.finished_at) - killed.killed_at),
+            extract("epoch", func.min(started_again) - killed.killed_at),
+            extract("epoch", func.max(started_again) - killed.killed_at),
+        )
         .join(JobAttempt, JobAttempt.job_id == Job.id)
         .where(JobAttempt.worker_id == killed.id, JobAttempt.outcome == "crashed")
     )
-    held, seconds = session.execute(crashed).one()
-    click.echo(
-        f"\nThe killed worker {killed.pid} held {held} jobs. "
-        f"All of them had started again {seconds or 0:.2f} s after its death."
-    )
+    held, claimable, first, last = session.execute(crashed).one()
+    click.echo(f"\nThe killed worker {killed.pid} held {held} jobs.")
+    if held:
+        click.echo(
+            f"  {claimable:.2f} s after its death, all of them were claimable; two seconds are "
+            f"promised.\n  They started {first:.2f} to {last:.2f} s after its death, as slots "
+            "became free."
+        )
     return held > 0

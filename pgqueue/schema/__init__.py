@@ -7,7 +7,7 @@ The revisions are in ``pgqueue/migrations`` and run in one of two ways: in a his
 
 from pgqueue.schema.host_history import downgrade, include_name, upgrade
 from pgqueue.schema.own_history import upgrade_database
-from pgqueue.schema.revision_file import write_revision
+from pgqueue.schema.revision_file import find_host, write_revision
 from pgqueue.schema.rights import grant, grant_statements, revoke, revoke_statements
 from pgqueue.schema.roles import Roles
 from pgqueue.schema.state import SCHEMA_VERSION, verify
@@ -24,5 +24,6 @@ __all__ = [
     "Roles",
     "grant_statements",
     "revoke_statements",
+    "find_host",
     "write_revision",
 ]

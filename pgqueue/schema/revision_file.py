@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,8 @@ def write_revision(
     """Write the next revision of an application's own history; returns its path.
 
     The revision upgrades the tables from the version of the last such revision to the newest.
-    ``host`` is the application's Alembic ``Config``, its ``alembic.ini``, or its directory of
-    migrations.
+    ``host`` is the application's Alembic ``Config``, its ``alembic.ini``, its ``pyproject.toml``
+    with a table ``[tool.alembic]``, or its directory of migrations.
     """
     from alembic.script import ScriptDirectory
     from alembic.util import CommandError
@@ -44,17 +45,55 @@ def write_revision(
     return path
 
 
+def find_host(folder: Path) -> Path | None:
+    """Return what configures Alembic in a folder: its ini file, pyproject.toml or migrations."""
+    ini, project, migrations = (
+        folder / name for name in ("alembic.ini", "pyproject.toml", "migrations")
+    )
+    if ini.is_file():
+        return ini
+    if _configures_alembic(project):
+        return project
+    return migrations if migrations.is_dir() else None
+
+
+def _configures_alembic(project: Path) -> bool:
+    try:
+        return "alembic" in tomllib.loads(project.read_text("utf-8")).get("tool", {})
+    except FileNotFoundError:
+        return False
+    except ValueError as error:
+        raise SchemaError(f"{project} cannot be read: {error}") from error
+
+
 def _config_of(path: Path) -> Config:
     """Alembic keeps its ini file beside the directory of migrations, Flask-Migrate inside it."""
-    from alembic.config import Config
-
     if path.is_file():
-        return Config(str(path))
+        return _config_in(path.absolute().parent, ini=path)
     inside, beside = path / "alembic.ini", path.absolute().parent / "alembic.ini"
     ini = next((ini for ini in (inside, beside) if ini.is_file()), None)
-    config = Config(str(ini)) if ini else Config()
+    config = _config_in(path.absolute().parent, ini=ini)
     config.set_main_option("script_location", str(path).replace("%", "%%"))
     return config
+
+
+def _config_in(folder: Path, *, ini: Path | None) -> Config:
+    """Read an ini file and the ``[tool.alembic]`` beside it, which Alembic knows since 1.16."""
+    from alembic.config import Config
+
+    project = folder / "pyproject.toml"
+    if ini is not None and ini.name == project.name:
+        beside = folder / "alembic.ini"
+        ini = beside if beside.is_file() else None
+    if not _configures_alembic(project):
+        return Config(str(ini)) if ini else Config()
+    try:
+        return Config(str(ini) if ini else None, toml_file=str(project))
+    except TypeError as error:
+        raise SchemaError(
+            f"{project} has a table [tool.alembic], which Alembic reads since version 1.16: update "
+            "Alembic, or write an alembic.ini"
+        ) from error
 
 
 def _write(scripts: ScriptDirectory, config: Config, *, message: str, head: str) -> Path:

@@ -165,7 +165,9 @@ class TestWrongApp:
         assert "exploding.py" in ended.stderr
 
     def test_no_app_names_the_option_and_the_variable(self, shop: Path) -> None:
-        assert_one_line(pgqueue(shop, "worker"), "--app module:queue", "PGQUEUE_APP")
+        assert_one_line(
+            pgqueue(shop, "worker"), "--app module:queue", "PGQUEUE_APP", "[tool.pgqueue]"
+        )
 
     def test_an_app_without_tasks_runs_nothing(self, shop: Path, database_url: str) -> None:
         ended = pgqueue(shop, "--app", "without_tasks", "worker", database_url=database_url)
@@ -187,6 +189,41 @@ class TestApp:
         by_variable = pgqueue(shop, "status", database_url=database_url, PGQUEUE_APP="shop:queue")
 
         assert (after.returncode, by_variable.returncode) == (0, 0)
+
+    def test_pyproject_names_the_app_and_the_variable_takes_precedence(
+        self, shop: Path, database_url: str
+    ) -> None:
+        (shop / "pyproject.toml").write_text('[tool.pgqueue]\napp = "shop:queue"\n')
+
+        by_project = pgqueue(shop, "worker", "--until-empty", database_url=database_url)
+        by_variable = pgqueue(shop, "status", database_url=database_url, PGQUEUE_APP="no_such")
+        by_option = pgqueue(
+            shop, "status", "--app", "shop:queue", database_url=database_url, PGQUEUE_APP="no_such"
+        )
+
+        assert (by_project.returncode, by_option.returncode) == (0, 0)
+        assert_one_line(by_variable, "There is no module 'no_such'")
+
+    @pytest.mark.parametrize(
+        ("project", "words"),
+        [
+            ('[tool.pgqueue]\napp = "no_such:queue"', "app in [tool.pgqueue]: There is no module"),
+            ("[tool.pgqueue]\napp = 7", "app in [tool.pgqueue] is 7; write a text"),
+            ('[tool.pgqueue]\napps = "shop"', "[tool.pgqueue] has one key, app"),
+            ('tool.pgqueue = "shop"', "[tool.pgqueue] has one key, app"),
+            ("[tool.pgqueue", "pyproject.toml cannot be read"),
+        ],
+    )
+    def test_a_wrong_app_in_pyproject_is_named(
+        self, shop: Path, database_url: str, project: str, words: str
+    ) -> None:
+        (shop / "pyproject.toml").write_text(project)
+
+        named = pgqueue(shop, "status")
+        by_url = pgqueue(shop, "status", "--url", database_url)
+
+        assert_one_line(named, "pyproject.toml", words)
+        assert by_url.returncode == 0
 
     def test_an_unbound_app_takes_the_database_of_the_variable(
         self, shop: Path, database_url: str

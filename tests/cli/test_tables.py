@@ -58,6 +58,30 @@ class TestRevision:
         assert ended.returncode == 0
         assert f"pgqueue.schema.upgrade(to={SCHEMA_VERSION}" in written.read_text()
 
+    @pytest.mark.parametrize("ini", ["with the logging alone", "none"])
+    def test_a_revision_is_written_where_pyproject_configures_alembic(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ini: str
+    ) -> None:
+        alembic = [sys.executable, "-m", "alembic", "init", "-t", "pyproject", "history"]
+        subprocess.run(alembic, cwd=tmp_path, check=True, capture_output=True)
+        if ini == "none":
+            (tmp_path / "alembic.ini").unlink()
+        monkeypatch.chdir(tmp_path)
+
+        ended = command(PgQueue(), "revision")
+
+        [written] = (tmp_path / "history" / "versions").glob("*.py")
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert f"pgqueue.schema.upgrade(to={SCHEMA_VERSION}" in written.read_text()
+
+    def test_a_pyproject_without_alembic_is_no_history(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "pyproject.toml").write_text("[tool.ruff]\n")
+        monkeypatch.chdir(tmp_path)
+
+        assert_one_line(command(PgQueue(), "revision"), "[tool.alembic]")
+
     def test_a_revision_needs_a_history(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -5,7 +5,6 @@ Without a browser, these tests are skipped.
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from broken_shop import Shop as BrokenShop
+from browsers import chromium
 from dashboard_shop import filled_shop
 from dashboard_site import Site, served
 from sqlalchemy import Engine, create_engine
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.journey
 
 AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text()
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 PUBLIC_NAME = "ops.example"
 SCREENSHOTS = os.environ.get("PGQUEUE_SCREENSHOTS")
 """A folder for pictures of all pages."""
@@ -41,16 +40,10 @@ WITNESS = """
 """
 
 
-@pytest.fixture(scope="module")  # while it is open, this thread has a running event loop
+@pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
-    if CHROMIUM is None:
-        pytest.skip("there is no browser: install Debian's package chromium")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with sync_api.sync_playwright() as playwright:
-        args = ["--no-sandbox", f"--host-resolver-rules=MAP {PUBLIC_NAME} 127.0.0.1"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
+    with chromium(f"--host-resolver-rules=MAP {PUBLIC_NAME} 127.0.0.1") as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

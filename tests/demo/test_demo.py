@@ -45,6 +45,14 @@ def assert_kept_its_promises(ended: subprocess.CompletedProcess[str]) -> None:
     assert killed
     assert not _is_alive(int(killed.group(1)))
     assert re.search(rf"The killed worker {killed.group(1)} held [1-9]\d* jobs", ended.stdout)
+    moments = re.search(
+        r"([\d.]+) s after its death, all of them were claimable; two seconds are promised\.\n"
+        r"  They started ([\d.]+) to ([\d.]+) s after its death",
+        ended.stdout,
+    )
+    assert moments, ended.stdout
+    claimable, first, last = map(float, moments.groups())
+    assert 0 < claimable <= first <= last
     proof = re.search(r"holds: (\d+) rows in module_stats = (\d+) jobs", ended.stdout)
     assert proof
     assert proof.group(1) == proof.group(2)

@@ -27,8 +27,7 @@ def test_the_tutorial_builds_the_example_and_all_it_shows_is_so(server_directory
 
 @pytest.mark.timeout(600)
 def test_the_readme_of_the_example_runs_it(server_directory: Path) -> None:
-    for file in ("shop.py", "service.py", "operations.py"):
-        shutil.copy(EXAMPLE / file, server_directory)
+    shutil.copytree(EXAMPLE, server_directory, dirs_exist_ok=True)
 
     with Reader(server_directory) as reader:
         for step in steps_of(EXAMPLE / "README.md"):
