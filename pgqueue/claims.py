@@ -72,8 +72,14 @@ class ClaimedJob:
     def run(self) -> Any:
         """Call the handler with the Session, inside of the middlewares of the queue.
 
-        Its return value becomes ``result``.  With an AsyncSession, await the call.  The options
-        ``timeout``, ``executor`` and ``memory_limit`` do not apply.
+        Its return value becomes ``result``.  The options ``timeout``, ``executor`` and
+        ``memory_limit`` do not apply.
+
+        Returns:
+            What the handler returns; with an AsyncSession, a coroutine to await.
+
+        Raises:
+            PgQueueError: The handler is async, and the Session is not.
         """
         if hasattr(self._session, "run_sync"):
             return self._run_async()

@@ -96,15 +96,25 @@ def _ignore(_: Progress) -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """The running job, passed to a handler that has this type among its first parameters."""
+    """The running job, passed to a handler that has this type among its first parameters.
+
+    Example:
+        >>> @queue.task
+        ... def deliver(ctx: JobContext, order_id: int) -> None:
+        ...     if ctx.attempt > 1:
+        ...         log.info("order %s again: attempt %s", order_id, ctx.attempt)
+    """
 
     job_id: int
     """0 when the task is called as a plain function."""
     attempt: int
     """1 for the first attempt; unchanged after a Snooze."""
     max_attempts: int
+    """How often the job may start."""
     queue: str
+    """The name of its queue."""
     task: str
+    """The name under which it was enqueued."""
     session: Any = None
     """The Session or AsyncSession of a transactional handler, else None.  Writes through it commit
     together with the job's completion, or not at all."""
@@ -121,9 +131,11 @@ class JobContext:
     def is_cancelled(self) -> bool:
         """Return whether the handler should stop.
 
-        True if the job was cancelled, the attempt has timed out or was taken over, or the
-        transaction of the handler has ended with its connection.  Sends no query; a cancel is
-        visible within a second.
+        Sends no query; a cancel is visible within a second.
+
+        Returns:
+            True if the job was cancelled, the attempt has timed out or was taken over, or the
+            transaction of the handler has ended with its connection.
         """
         return self.cancelled()
 
@@ -132,6 +144,9 @@ class JobContext:
 
         A long handler saves its progress and returns ``Snooze(timedelta(0))``, so that another
         worker continues the job.  Sends no query.
+
+        Returns:
+            True while the worker stops.
         """
         return self.stopping()
 
@@ -139,24 +154,61 @@ class JobContext:
         """Report the progress of the handler, for ``Job.progress`` and ``pgqueue jobs ID``.
 
         Returns at once.  The worker writes the last report at most once a second, on a separate
-        connection, so the report is visible while the handler's transaction is open.  A note is
-        cut to 500 characters.  Raises ArgumentsError for numbers below zero and for other types.
+        connection, so the report is visible while the handler's transaction is open.
+
+        Args:
+            done: How much is done, from 0.
+            total: How much there is.
+            note: A text, of which the first 500 characters are kept.
+
+        Raises:
+            ArgumentsError: A number is below zero, or a value has another type.
+
+        Example:
+            >>> ctx.progress(3, 10, "March")
         """
         self.reporting(checked_progress(done, total, note, where=f"job {self.job_id} {self.task}"))
 
     def finish(self, result: Any = None) -> AbstractContextManager[Session]:
         """Return a ``with`` block with a Session, whose commit also ends the job as succeeded.
 
-        For a handler without a session, in a thread of a worker.  The end of the
-        block writes ``result`` to ``job.result`` and commits.  It raises LeaseLost if the lease was
-        lost, and Cancel if the job was cancelled; the block is then rolled back, as after any error
-        in it.  After the block the job has ended: a return value of the handler is ignored, and an
-        exception is logged.
+        For a handler without a session, in a thread of a worker.  After an error in the block it is
+        rolled back.  After the block the job has ended: a return value of the handler is ignored,
+        and an exception is logged.
+
+        Args:
+            result: What is stored as ``job.result``.
+
+        Returns:
+            The block, which gets the Session.
+
+        Raises:
+            LeaseLost: By the end of the block, if the job has passed to another worker; the block
+                was rolled back.
+            Cancel: By the end of the block, if the job was cancelled; the block was rolled back.
+            PayloadError: The result cannot be written as JSON.
+            PgQueueError: The handler has a session, or has ended its job already.
+
+        Example:
+            >>> receipt = bank.charge(7, key=ctx.job_id)
+            >>> with ctx.finish(result=receipt) as session:
+            ...     session.get_one(Order, 7).is_paid = True
         """
         return self._finishing().begin(result)
 
     def finish_async(self, result: Any = None) -> "AbstractAsyncContextManager[AsyncSession]":
-        """:meth:`finish` for async handlers: an ``async with`` block with an AsyncSession."""
+        """Return an ``async with`` block with an AsyncSession, as :meth:`finish` for async
+        handlers.
+
+        Args:
+            result: What is stored as ``job.result``.
+
+        Returns:
+            The block, which gets the AsyncSession.
+
+        Raises:
+            LeaseLost, Cancel, PayloadError, PgQueueError: As by :meth:`finish`.
+        """
         return self._finishing().begin_async(result)
 
     @property
@@ -218,8 +270,20 @@ class JobContext:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """:meth:`step` for async handlers; the function may be a coroutine function, and take an
-        AsyncSession."""
+        """Call a function once, as :meth:`step` does, in an async handler.
+
+        Args:
+            name: The key of the record.
+            function: A function or coroutine function, which may take an AsyncSession.
+            *args: Its arguments.
+            **kwargs: Its arguments by name.
+
+        Returns:
+            The result, as from :meth:`step`.
+
+        Raises:
+            LeaseLost, PayloadError, PgQueueError: As by :meth:`step`.
+        """
         return await self._steps("ctx.step_async()").run_async(name, function, *args, **kwargs)
 
     def each(
@@ -278,8 +342,23 @@ class JobContext:
         key: Any = None,
         size: int = 100,
     ) -> int:
-        """:meth:`each` for async handlers; the function may be a coroutine function that takes an
-        AsyncSession."""
+        """Call a function with all rows of a query, as :meth:`each` does, in an async handler.
+
+        Args:
+            name: The key of the record.
+            query: A ``select()`` without an order and a limit.
+            function: A function or coroutine function, called with an ``AsyncSession``, the list of
+                the rows of a page, and ``args``.
+            *args: Further arguments.
+            key: The column or columns by which the rows are ordered, as for :meth:`each`.
+            size: The rows of a page, at most 10,000.
+
+        Returns:
+            How many rows there were, in all attempts.
+
+        Raises:
+            ArgumentsError, LeaseLost, PgQueueError: As by :meth:`each`.
+        """
         steps = self._steps("ctx.each_async()")
         return await steps.each_async(name, query, function, *args, key=key, size=size)
 
@@ -303,7 +382,15 @@ class JobContext:
         self._steps("ctx.sleep()").sleep(name, span)
 
     async def sleep_async(self, name: str, span: timedelta) -> None:
-        """:meth:`sleep` for async handlers."""
+        """Let the job go on later, as :meth:`sleep` does, in an async handler.
+
+        Args:
+            name: The key of the record.
+            span: How long, from the first time.
+
+        Raises:
+            LeaseLost, PgQueueError: As by :meth:`sleep`.
+        """
         await self._steps("ctx.sleep_async()").sleep_async(name, span)
 
     def wait_for(
@@ -351,7 +438,20 @@ class JobContext:
         timeout: timedelta | None = None,
         name: str | None = None,
     ) -> Any:
-        """:meth:`wait_for` for async handlers."""
+        """Wait for a signal, as :meth:`wait_for` does, in an async handler.
+
+        Args:
+            signal: The name of the signal.
+            key: Of what it is, for example the id of an order.
+            timeout: How long to wait, from the first time; default: without end.
+            name: The key of the record; default: made of the signal and the key.
+
+        Returns:
+            The payload of the signal.
+
+        Raises:
+            SignalTimeout, LeaseLost, ArgumentsError, PgQueueError: As by :meth:`wait_for`.
+        """
         steps = self._steps("ctx.wait_for_async()")
         return await steps.wait_for_async(signal, key, timeout=timeout, name=name)
 
@@ -385,7 +485,19 @@ class JobContext:
         return self._steps("ctx.gather()").gather(name, jobs)
 
     async def gather_async(self, name: str, jobs: Iterable[Any]) -> list[Any]:
-        """:meth:`gather` for async handlers."""
+        """Enqueue jobs and return their results, as :meth:`gather` does, in an async handler.
+
+        Args:
+            name: The key of the record, and the name of the batch.
+            jobs: New jobs, as ``task.job(...)`` returns them.
+
+        Returns:
+            Their results, in the order of the jobs.
+
+        Raises:
+            JobsFailed, JobNotFound, LeaseLost, ArgumentsError, DuplicateJob, PgQueueError: As by
+                :meth:`gather`.
+        """
         return await self._steps("ctx.gather_async()").gather_async(name, jobs)
 
     def _steps(self, what: str) -> Steps:

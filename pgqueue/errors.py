@@ -1,5 +1,8 @@
 """Every exception that a caller may catch.  All derive from :class:`PgQueueError`."""
 
+import os
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,3 +156,24 @@ class DelayInTransaction(UserWarning):
     This is a warning, not an error.  To silence it, call
     ``warnings.filterwarnings("ignore", category=DelayInTransaction)``.
     """
+
+
+class PgQueueDeprecationWarning(DeprecationWarning):
+    """The application uses something that a later minor version of pgqueue removes.
+
+    The message names the replacement and this version.  To make it an error, call
+    ``warnings.filterwarnings("error", category=PgQueueDeprecationWarning)``.
+    """
+
+
+def warn_deprecated(old: str, *, use: str, removed_in: str) -> None:
+    """Warn of a deprecated name, at the line of the application that uses it."""
+    package = os.path.dirname(__file__) + os.sep
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"{old} is deprecated, and pgqueue {removed_in} removes it: use {use}",
+        PgQueueDeprecationWarning,
+        stacklevel=level,
+    )

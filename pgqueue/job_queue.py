@@ -107,23 +107,36 @@ class QueueOptions(TypedDict, total=False):
 class PgQueue(Operations):
     """The tasks of an application, and the database that stores their jobs.
 
-    ``bind``: URL, Engine, sessionmaker, or in a test a Connection.  Omit it to call :meth:`bind`
-    later.
-    ``notify=False`` turns notifications off, for poolers that do not support them: workers then
-    find new jobs by polling.  ``max_payload_bytes`` limits the JSON size of one job's arguments;
-    enqueuing checks the limit, workers do not.  ``keep`` is how long ended jobs stay, and
-    ``queue_keep`` the same for single queues: a :class:`Keep`, a timedelta for succeeded and
-    cancelled jobs, or None for ever.  The option ``keep`` of a task takes precedence.
-    ``queue_limits``: a dict from names of queues to a :class:`Limit`, of the jobs that run at once
-    or of those that start in a period; for both, a tuple of two.
-    ``application``: the name of this application, if others share the tables.  Workers then pause
-    schedules and delete batches of their own application only.
-    ``version``: of the application, for example a tag or a commit.  Workers note which one they
-    run, when they have first run it, and in which version an error has first occurred
-    (:class:`Deploy`).
-    ``secret`` signs the tokens of :meth:`token`.
-    ``nodes``: the URLs of several databases that each have tables and workers of their own, or
-    ``"citus"`` for the nodes of the Citus cluster in which ``bind`` is (:attr:`nodes`).
+    Args:
+        bind: The database: a URL, an Engine, a sessionmaker, or in a test a Connection.  Omit it to
+            call :meth:`bind` later.
+        notify: Whether an enqueue wakes workers by NOTIFY.  False is for poolers that do not
+            support it: workers then find new jobs by polling.
+        max_payload_bytes: The largest JSON of the arguments of one job, in bytes.  An enqueue
+            checks the limit, workers do not.
+        keep: How long ended jobs stay: a :class:`Keep`, a timedelta for succeeded and cancelled
+            jobs, or None for ever.  By default 14 days, and 90 days for failed jobs.  The option
+            ``keep`` of a task takes precedence.
+        queue_keep: The same for single queues, by their names.
+        queue_limits: Limits of the jobs of a queue, by its name: a :class:`Limit`, or several.
+        application: The name of this application, if others share the tables.  Workers then pause
+            schedules and delete batches of their own application only.
+        version: The version of the application, for example a tag or a commit.  Workers note which
+            one they run, since when, and in which version an error has first occurred
+            (:class:`Deploy`).
+        secret: The key that signs the tokens of :meth:`token`.
+        nodes: The URLs of several databases that each have tables and workers of their own, or
+            ``"citus"`` for the nodes of the Citus cluster in which ``bind`` is (:attr:`nodes`).
+
+    Raises:
+        OptionError: An option has a wrong value.
+        ArgumentsError: ``bind`` is something else, or asynchronous.
+
+    Example:
+        >>> queue = PgQueue("postgresql://localhost/shop", keep=timedelta(days=30))
+        >>> @queue.task(max_attempts=3)
+        ... def greet(name: str) -> None:
+        ...     print(f"Hello, {name}")
     """
 
     command_name = "pgqueue"
@@ -177,6 +190,13 @@ class PgQueue(Operations):
 
         In a test, give a Connection or AsyncConnection: the queue then does everything in the
         transaction of this connection, and a rollback undoes it all.
+
+        Args:
+            bind: A URL, an Engine, a sessionmaker, a Connection or an AsyncConnection.
+
+        Raises:
+            ArgumentsError: It is something else, an async engine, or another database than
+                PostgreSQL.
         """
         bind = async_sessions.sync_connection_of(bind)
         _refuse_async(bind)
@@ -203,11 +223,19 @@ class PgQueue(Operations):
         return self._secret
 
     def token(self, job: Job | int) -> str:
-        """Return a signed token of a job or its id, which a web page may have in place of the id.
+        """Return a signed token of a job, which a web page may have in place of the id.
 
         Ids are consecutive, so a page that takes an id lets its user read other jobs.  A token
-        shows the id, but cannot be made for another one without the secret.  Raises OptionError if
-        the queue has no ``secret``.
+        shows the id, but cannot be made for another one without the secret.
+
+        Args:
+            job: The job, or its id.
+
+        Returns:
+            The token, a text that a URL may contain.
+
+        Raises:
+            OptionError: The queue has no ``secret``.
         """
         job_id = checked_id(job.id if isinstance(job, Job) else job)
         return token_of(self._signing_secret(), job_id)
@@ -215,8 +243,19 @@ class PgQueue(Operations):
     def job_id(self, token: str, *, max_age: timedelta = timedelta(days=1)) -> int:
         """Return the id of the job of which :meth:`token` has made a token.
 
-        Raises BadToken for a token that was changed, was made with another secret, or is older than
-        ``max_age``, in whole seconds.  The job may have been deleted since.
+        The job may have been deleted since.
+
+        Args:
+            token: The token.
+            max_age: How old the token may be, in whole seconds.
+
+        Returns:
+            The id of the job.
+
+        Raises:
+            BadToken: The token was changed, was made with another secret, or is older than
+                ``max_age``.
+            OptionError: The queue has no ``secret``, or ``max_age`` is no timedelta.
         """
         if not isinstance(max_age, timedelta):
             raise OptionError(f"job_id: max_age is {max_age!r}; give a timedelta")
@@ -232,10 +271,13 @@ class PgQueue(Operations):
 
     @contextmanager
     def bound_to(self, bind: "Bind") -> Iterator[None]:
-        """Bind the queue to a Connection or an Engine for a ``with`` block, as in a test, or to the
-        URL of a node, whose connections are closed at the end.
+        """Bind the queue to another database for a ``with`` block, as in a test.
 
         The sessions in the block have the options of the queue's previous sessionmaker.
+
+        Args:
+            bind: A Connection or an Engine; or the URL of a node, whose connections are closed at
+                the end.
         """
         before = self._sessions
         self.bind(bind)
@@ -322,9 +364,19 @@ class PgQueue(Operations):
         return self._sessions
 
     def session(self) -> Session:
-        """A new Session; close it, or use it in a ``with`` block.
+        """Return a new Session; close it, or use it in a ``with`` block.
 
         If the queue is bound to a Connection, the Session is in a savepoint of its transaction.
+
+        Returns:
+            The Session, without a transaction yet.
+
+        Raises:
+            NotBound: The queue has no database yet.
+
+        Example:
+            >>> with queue.session() as session, session.begin():
+            ...     job = mail.enqueue(session, "ann@example.org")
         """
         if (connection := self.connection) is not None:
             return session_in_savepoint(self.sessions, connection)
@@ -337,6 +389,12 @@ class PgQueue(Operations):
         The AsyncSession connects as :attr:`engine` does and uses no other engine.  If the queue is
         bound to a Connection, the AsyncSession uses this connection; one that does not come from an
         AsyncConnection blocks the event loop.
+
+        Returns:
+            The AsyncSession.
+
+        Raises:
+            NotBound: The queue has no database yet.
         """
         if (connection := self.connection) is not None:
             return async_sessions.session_in_savepoint(self.sessions, connection)
@@ -353,6 +411,11 @@ class PgQueue(Operations):
 
         Upgrades the database to which the queue is bound, and no other.  If it is one of
         :attr:`nodes`, it gets its number, also if the application's history has made the tables.
+
+        Raises:
+            SchemaTooNew: The tables are of a newer version than this code supports.
+            SchemaError: The tables cannot be upgraded; the message says why.
+            NotBound: The queue has no database, or is bound to a Connection.
         """
         if self.connection is not None:
             raise NotBound(
@@ -370,30 +433,46 @@ class PgQueue(Operations):
         return Views(self)
 
     def operate(self, actor: str, *, reason: str = "") -> Operator:
-        """Return who acts on jobs, queues, limits, schedules and workers, with a row in the log of
-        operators for each action.
+        """Return an operator, which acts on jobs, queues, limits, schedules and workers, and writes
+        each action into the log of operators.
 
         Args:
             actor: Who acts, for the log.
             reason: Why, for the log.
 
-        Example::
+        Returns:
+            The operator.
 
-            queue.operate("ada", reason="wrong template").cancel(Selection(task="mail.send"))
+        Example:
+            >>> ada = queue.operate("ada", reason="wrong template")
+            >>> run = ada.cancel(Selection(task="mail", status="pending"))
         """
         return Operator(self, actor, reason)
 
     def operate_async(self, actor: str, *, reason: str = "") -> AsyncOperator:
-        """Return the same for coroutines: each method is awaited, and runs in a thread."""
+        """Return an operator for coroutines: each method is awaited, and runs in a thread.
+
+        Args:
+            actor: Who acts, for the log.
+            reason: Why, for the log.
+
+        Returns:
+            The operator.
+        """
         return AsyncOperator(Operator(self, actor, reason))
 
     def dashboard(self, *, authorize: Callable[[Any], Any], **options: Any) -> Any:
-        """Return the :class:`~pgqueue.dashboard.Dashboard` of this queue, to mount in a web
-        application.
+        """Return the dashboard of this queue, to mount in a web application.
 
-        ``authorize``: a function that is given a request, and returns the
-        :class:`~pgqueue.dashboard.Access` of its user; the other options are those of the class.
         Needs ``sqlalchemy-pgqueue[dashboard]``.
+
+        Args:
+            authorize: A function that is given a request, and returns the
+                :class:`~pgqueue.dashboard.Access` of its user, or None to refuse the request.
+            **options: The other parameters of :class:`~pgqueue.dashboard.Dashboard`.
+
+        Returns:
+            The :class:`~pgqueue.dashboard.Dashboard`.
         """
         # By its name: nothing else here may need a web library, and no worker imports one.
         made = import_module("pgqueue.dashboard")
@@ -450,12 +529,28 @@ class PgQueue(Operations):
     def task(self, function: Any = None, /, **options: Any) -> Any:
         """Make a function a task; used bare or with options.
 
-        The options and their defaults are listed on the page "Options" of the reference, from
-        :class:`pgqueue.options.Options`.  ``name`` is by default that of the module and the
-        function.
-
         A Session or AsyncSession and a JobContext among the first parameters are supplied when the
         job runs; they are not arguments of the job.
+
+        Args:
+            function: The function or coroutine function that jobs call.
+            **options: The options of the task, such as ``queue``, ``max_attempts``, ``timeout`` and
+                ``retry``.  The page "Options" of the reference lists them with their defaults.
+                ``name`` is by default that of the module and the function.
+
+        Returns:
+            The task, which is called as the function was.
+
+        Raises:
+            TaskDefinitionError: The function cannot be a task, or another task has its name.
+            OptionError: An option has a wrong value.
+            UnknownOption: There is no such option.
+
+        Example:
+            >>> @queue.task(queue="payments", timeout=timedelta(seconds=30))
+            ... def refund(session: Session, order_id: int) -> None:
+            ...     session.get_one(Order, order_id).is_paid = False
+            >>> job = refund.enqueue(session, 7)
         """
         if function is not None:
             return self._register(function, options)
@@ -477,23 +572,39 @@ class PgQueue(Operations):
 
         Write it above ``@queue.task``, once for each schedule of the task.
 
-        - ``cron``: five fields, minute, hour, day of month, month, day of week, in the local time
-          of ``timezone`` (an IANA name).  A time that is skipped when the clocks change runs once,
-          at the end of the gap.  A time that comes twice runs once, the first time.  An expression
-          whose hour is ``*`` runs in each hour that passes.
-        - ``every``: instead of ``cron``, an interval of at least a second, counted from 1970-01-01
-          00:00 UTC.
-        - ``name``: by default that of the task; the second schedule of a task needs one.
-        - ``args``: a tuple, or a dict by name.
-        - ``catch_up``: how many missed ticks get a job when a worker runs again.  "last": one; a
-          number up to 1000: the last so many; "none": none that is more than a minute late.
-        - ``overlap``: what happens to a tick while the job of the tick before is unfinished:
-          "allow" enqueues its job, "skip" drops the tick, "wait" lets it wait.
-        - ``queue``, ``priority``, ``max_attempts``, ``unique_key``, ``meta`` and ``tags`` of the
-          jobs.
-
         Workers write the schedules of the code into the table when they start.  Each tick is fired
         once, however many workers run.  :attr:`schedules` changes schedules at run time.
+
+        Args:
+            cron: Five fields, minute, hour, day of month, month, day of week, in the local time of
+                ``timezone``.  A time that is skipped when the clocks change runs once, at the end
+                of the gap.  A time that comes twice runs once, the first time.  An expression whose
+                hour is ``*`` runs in each hour that passes.
+            every: Instead of ``cron``, an interval of at least a second, counted from 1970-01-01
+                00:00 UTC.
+            timezone: The IANA name of a zone.
+            name: The name of the schedule, by default that of the task; the second schedule of a
+                task needs one.
+            args: The arguments of the jobs: a tuple, or a dict by name.
+            catch_up: How many missed ticks get a job when a worker runs again.  "last": one; a
+                number up to 1000: the last so many; "none": none that is more than a minute late.
+            overlap: What happens to a tick while the job of the tick before is unfinished: "allow"
+                enqueues its job, "skip" drops the tick, "wait" lets it wait.
+            **options: ``queue``, ``priority``, ``max_attempts``, ``unique_key``, ``meta`` and
+                ``tags`` of the jobs.
+
+        Returns:
+            A decorator of a task, which returns the task.
+
+        Raises:
+            OptionError: The rule or an option is wrong.
+            ArgumentsError, PayloadError: The arguments do not fit the task.
+            TaskDefinitionError: Another schedule of the code has the name.
+
+        Example:
+            >>> @queue.schedule("0 3 * * *", timezone="Europe/Berlin")
+            ... @queue.task
+            ... def clean() -> None: ...
         """
 
         def declare(task: T) -> T:
@@ -515,6 +626,22 @@ class PgQueue(Operations):
         error of the handler passes through and must not be suppressed; an error of the middleware
         fails the attempt.  Async handlers may have async context managers; plain handlers need
         plain ones.
+
+        Args:
+            function: A generator function of the :class:`JobContext` that yields once, or a
+                function that returns a context manager.
+
+        Returns:
+            The function.
+
+        Raises:
+            TaskDefinitionError: It is no such function.
+
+        Example:
+            >>> @queue.middleware
+            ... def log_attempt(ctx: JobContext) -> Iterator[None]:
+            ...     log.info("attempt %s of %s", ctx.attempt, ctx.task)
+            ...     yield
         """
         self.middlewares.append(as_context_manager(function))
         return function
@@ -522,9 +649,22 @@ class PgQueue(Operations):
     def on_enqueue(self, function: S) -> S:
         """Register a function whose dict is added to the ``meta`` of each job that is enqueued.
 
-        The function takes the :class:`Task` and returns a dict or None.  A key that
-        ``task.options(meta=...)`` sets keeps its value.  An error of the function is raised by the
-        enqueue.
+        A key that ``task.options(meta=...)`` sets keeps its value.  An error of the function is
+        raised by the enqueue.
+
+        Args:
+            function: Takes the :class:`Task`, and returns a dict of JSON data or None.
+
+        Returns:
+            The function.
+
+        Raises:
+            ArgumentsError: It cannot be called.
+
+        Example:
+            >>> @queue.on_enqueue
+            ... def language_of_request(task: Task) -> dict[str, str]:
+            ...     return {"language": "de"}
         """
         if not callable(function):
             raise ArgumentsError(f"on_enqueue takes a function of one Task, not {function!r}")
@@ -537,8 +677,22 @@ class PgQueue(Operations):
         It receives an :class:`AttemptEnded` after the COMMIT of the outcome, however the attempt
         ended, also after a timeout or unreadable arguments.  After the crash of a worker, the
         worker that rescues the job calls it.  A worker calls its callbacks one at a time, in a
-        thread of their own, and logs their errors.  If the process ends before
-        a call, the event is lost.
+        thread of their own, and logs their errors.  If the process ends before a call, the event is
+        lost.
+
+        Args:
+            callback: A function of one :class:`AttemptEnded`.
+
+        Returns:
+            The function.
+
+        Raises:
+            ArgumentsError: It cannot be called.
+
+        Example:
+            >>> @queue.on_attempt_end
+            ... def count_attempt(ended: AttemptEnded) -> None:
+            ...     attempts[ended.task, ended.outcome] += 1
         """
         if not callable(callback):
             raise ArgumentsError(
@@ -548,7 +702,17 @@ class PgQueue(Operations):
         return callback
 
     def find(self, name: str) -> Task[..., Any]:
-        """Return the task with this name.  Raises UnknownTask."""
+        """Return the task with this name.
+
+        Args:
+            name: Its name, or an alias of it.
+
+        Returns:
+            The task.
+
+        Raises:
+            UnknownTask: No task of this process has the name.
+        """
         if name not in self.tasks:
             others = f"known are {', '.join(sorted(self.tasks))}"
             none = "no module with tasks is imported; on the command line, name the app by --app"
@@ -571,11 +735,26 @@ class PgQueue(Operations):
 
         Until the caller commits, nobody else sees the claim.  If the process is killed or the
         transaction rolls back, the job is free at once, and **the attempt is not counted**: run
-        jobs that may kill their process with a :class:`Worker`.
+        jobs that may kill their process with a :class:`Worker`.  Jobs under limits are found once a
+        running worker has admitted them.
 
-        ``queues``: the names to look in (default: all queues of registered tasks).  Jobs under
-        limits are found once a running worker has admitted them.  Raises NoTransaction in
-        autocommit, and PgQueueError if the block ends the transaction.
+        Args:
+            session: The Session or AsyncSession in whose transaction the job runs.
+            queues: The names of the queues to look in, by default all queues of registered tasks.
+
+        Returns:
+            The ``with`` block.
+
+        Raises:
+            NoTransaction: By the entry, if the Session is in AUTOCOMMIT.
+            OptionError: ``queues`` is no list of names.
+            PgQueueError: The block ends the transaction.
+
+        Example:
+            >>> with queue.claim(session, ["mail"]) as claimed:
+            ...     if claimed is not None:
+            ...         claimed.run()
+            >>> session.commit()
         """
         if queues is None:
             named = {task.settings.queue for task in self.tasks.values()}
@@ -607,14 +786,30 @@ class PgQueue(Operations):
         """Return a ``with`` block whose jobs are one batch; ``async with`` for an AsyncSession.
 
         All jobs that the block enqueues through ``session`` belong to the batch.  When the last of
-        them has ended, one job starts: of the task ``on_failure`` if a job has failed, else of
-        ``on_cancelled`` if one was cancelled (of ``on_failure`` if that is not given), else of
-        ``on_success``.  Its one argument is the id of the batch, an int.  The block enqueues a job
-        for each of these tasks, which is blocked until then.  :meth:`get_batch` returns ``name``
-        and ``meta`` (a dict of JSON data).
+        them has ended, one job starts, of one of the three tasks; its one argument is the id of the
+        batch, an int.  The block enqueues a job for each of these tasks, which is blocked until
+        then.
 
-        Joins the caller's transaction and commits nothing.  Raises OptionError, ArgumentsError or
-        PayloadError for a task that cannot be called so.
+        Args:
+            session: The Session, in whose transaction all is written.  Nothing is committed.
+            name: What lists and pages show of it; at most 200 characters.
+            on_success: The task to call if all jobs have succeeded.
+            on_failure: The task to call if a job has failed; without ``on_cancelled`` also if one
+                was cancelled.
+            on_cancelled: The task to call if none has failed and one was cancelled.
+            meta: A dict of JSON data, which :meth:`get_batch` returns.
+
+        Returns:
+            The batch, whose ``id`` can be read in the block.
+
+        Raises:
+            OptionError, ArgumentsError, PayloadError: A value is wrong.
+            TaskDefinitionError: A callback is no task of this queue.
+
+        Example:
+            >>> with queue.batch(session, "import 12", on_success=tell) as batch:
+            ...     ids = transform.enqueue_many(session, [(n,) for n in range(100)])
+            >>> session.commit()
         """
         return NewBatch(
             session,
@@ -631,8 +826,19 @@ class PgQueue(Operations):
     ) -> OpenBatch:
         """Return a ``with`` block whose jobs are added to a batch, as from a job of the batch.
 
-        The batch does not end before the transaction of ``session`` ends.  The entry of the block
-        raises BatchEnded if the batch has ended, and BatchNotFound.
+        The batch does not end before the transaction of ``session`` ends.
+
+        Args:
+            session: The Session, in whose transaction all is written.  Nothing is committed.
+            batch_id: The batch.
+
+        Returns:
+            The batch.
+
+        Raises:
+            BatchEnded: By the entry of the block, if the batch has ended.
+            BatchNotFound: By the entry of the block.
+            ArgumentsError: ``batch_id`` is no id.
         """
         return ExtendedBatch(session, checked_id(batch_id, "batch"))
 

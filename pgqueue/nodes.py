@@ -47,7 +47,11 @@ class Node:
         return str(parameters.get(parameter) or "").partition(",")[0]
 
     def engine(self) -> Engine:
-        """An engine that keeps no connections, and counts a node that is silent as down."""
+        """An engine that keeps no connections, and counts a node that is silent as down.
+
+        Returns:
+            The engine, which the caller disposes of.
+        """
         url = self.url.update_query_dict({"connect_timeout": PATIENCE, **self.url.query})
         return create_engine(url, poolclass=NullPool, isolation_level="READ COMMITTED")
 

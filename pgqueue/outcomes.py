@@ -14,6 +14,9 @@ class Cancel(Exception):
     """End the job as cancelled.
 
     If a handler returns it, its writes commit; if it raises it, they roll back.
+
+    Args:
+        reason: Why, stored as ``Job.last_error``.
     """
 
     def __init__(self, reason: str = "") -> None:
@@ -25,6 +28,9 @@ class Discard(Exception):
     """End the job as failed at once, even if it has attempts left.
 
     If a handler returns it, its writes commit; if it raises it, they roll back.
+
+    Args:
+        reason: Why, stored as ``Job.last_error``.
     """
 
     def __init__(self, reason: str = "") -> None:
@@ -52,6 +58,12 @@ class Snooze(Exception):
     ``ctx.attempt`` is 1 snoozes for ever.
 
     If a handler returns it, its writes commit; if it raises it, they roll back.
+
+    Args:
+        delay: How long, a timedelta.
+
+    Raises:
+        ArgumentsError: It is no timedelta from 0 on, or too long.
     """
 
     def __init__(self, delay: timedelta) -> None:

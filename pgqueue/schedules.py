@@ -122,10 +122,25 @@ class Schedules:
     ) -> None:
         """Add a schedule, which takes effect when the caller's transaction commits.
 
-        The arguments are those of :meth:`PgQueue.schedule`; ``task`` may be any task of the
-        queue, without ``task.options(...)``.  Raises DuplicateSchedule if the name is taken,
-        OptionError for a bad rule or option, and ArgumentsError or PayloadError for arguments that
-        do not fit the task.
+        Args:
+            session: A Session or Connection, in whose transaction the schedule is written.
+            task: Any task of the queue, without ``task.options(...)``.
+            cron: As for :meth:`PgQueue.schedule`.
+            name: The name of the schedule.
+            every: As for :meth:`PgQueue.schedule`.
+            timezone: As for :meth:`PgQueue.schedule`.
+            args: As for :meth:`PgQueue.schedule`.
+            catch_up: As for :meth:`PgQueue.schedule`.
+            overlap: As for :meth:`PgQueue.schedule`.
+            **options: As for :meth:`PgQueue.schedule`.
+
+        Raises:
+            DuplicateSchedule: The name is taken.
+            OptionError: The rule or an option is wrong.
+            ArgumentsError, PayloadError: The arguments do not fit the task.
+
+        Example:
+            >>> queue.schedules.add(session, mail, "0 9 * * 1", name="ann", args=("ann@",))
         """
         rule = checked_rule(f"schedule {name}: ", cron, every, timezone)
         new = declaration(task, rule, name, args, catch_up, overlap, options)
@@ -149,7 +164,21 @@ class Schedules:
         """Change what is given, and leave the rest; the next tick is that of the changed rule.
 
         A change of a schedule that the code declares lasts until the code declares it otherwise.
-        Raises ScheduleNotFound and the errors of :meth:`add`.
+
+        Args:
+            session: A Session or Connection, in whose transaction the schedule is changed.
+            name: The name of the schedule.
+            cron: As for :meth:`PgQueue.schedule`; replaces ``every``.
+            every: As for :meth:`PgQueue.schedule`; replaces ``cron``.
+            timezone: As for :meth:`PgQueue.schedule`.
+            args: As for :meth:`PgQueue.schedule`.
+            catch_up: As for :meth:`PgQueue.schedule`.
+            overlap: As for :meth:`PgQueue.schedule`.
+            **options: As for :meth:`PgQueue.schedule`.
+
+        Raises:
+            ScheduleNotFound: There is no such schedule.
+            OptionError, ArgumentsError, PayloadError: As by :meth:`add`.
         """
         where = f"schedule {name}: "
         rows = ScheduleRows(in_transaction(session, f"schedule {name}"))
@@ -177,12 +206,28 @@ class Schedules:
 
     @translated_errors()
     def pause(self, session: AnySession, name: str) -> None:
-        """Fire no tick until :meth:`resume`.  Raises ScheduleNotFound."""
+        """Fire no tick until :meth:`resume`.
+
+        Args:
+            session: A Session or Connection, in whose transaction the pause is written.
+            name: The name of the schedule.
+
+        Raises:
+            ScheduleNotFound: There is no such schedule.
+        """
         ScheduleRows(executor(session)).pause(name)
 
     @translated_errors()
     def resume(self, session: AnySession, name: str) -> None:
-        """Undo :meth:`pause`; the ticks of the pause are not made up.  Raises ScheduleNotFound."""
+        """Undo :meth:`pause`; the ticks of the pause are not made up.
+
+        Args:
+            session: A Session or Connection, in whose transaction the pause ends.
+            name: The name of the schedule.
+
+        Raises:
+            ScheduleNotFound: There is no such schedule.
+        """
         rows = ScheduleRows(in_transaction(session, f"schedule {name}"))
         state = rows.locked(name)
         if state.paused_at is not None:
@@ -191,20 +236,37 @@ class Schedules:
 
     @translated_errors()
     def remove(self, session: AnySession, name: str) -> None:
-        """Delete a schedule; its jobs stay.  Raises ScheduleNotFound.
+        """Delete a schedule; its jobs stay.
 
         A schedule that the code declares is added again when the next worker starts: pause it, or
         remove it from the code.
+
+        Args:
+            session: A Session or Connection, in whose transaction the schedule is deleted.
+            name: The name of the schedule.
+
+        Raises:
+            ScheduleNotFound: There is no such schedule.
         """
         ScheduleRows(executor(session)).remove(name)
 
     @translated_errors()
     def trigger(self, session: AnySession, name: str) -> int:
-        """Enqueue a job of the schedule now; returns its id.
+        """Enqueue a job of the schedule now.
 
         This is no tick: the next tick stays where it is, and does not wait for this job.  Works
-        while the schedule is paused.  Raises ScheduleNotFound, and UnknownTask if this
-        application does not have the task.
+        while the schedule is paused.
+
+        Args:
+            session: A Session or Connection, in whose transaction the job is written.
+            name: The name of the schedule.
+
+        Returns:
+            The id of the job.
+
+        Raises:
+            ScheduleNotFound: There is no such schedule.
+            UnknownTask: This application does not have the task.
         """
         connection = executor(session)
         commit_in_two_phases(connection)
@@ -214,7 +276,14 @@ class Schedules:
 
     @translated_errors()
     def list(self, session: AnySession) -> "list[ScheduleState]":
-        """Return all schedules by name; :meth:`ScheduleState.next_runs` has their next ticks."""
+        """Return all schedules.
+
+        Args:
+            session: A Session or Connection to read with.
+
+        Returns:
+            The schedules by name; :meth:`ScheduleState.next_runs` has their next ticks.
+        """
         return ScheduleRows(executor(session)).all()
 
     def declare(self, task: Task[..., Any], declared: Declaration) -> None:

@@ -84,7 +84,19 @@ class OpenWorkflow(OpenBatch):
     async def add_async(
         self, job: Job, *, after: Predecessor | Iterable[Predecessor] = (), when: When = "succeeded"
     ) -> Job:
-        """:meth:`add` in an ``async with`` block."""
+        """Add a job, as :meth:`add` does, in an ``async with`` block.
+
+        Args:
+            job: A new job, as ``task.job(...)`` returns it.
+            after: The jobs and groups for which it waits, as for :meth:`add`.
+            when: With which outcome of these the job runs, as for :meth:`add`.
+
+        Returns:
+            The job, with its id.
+
+        Raises:
+            OptionError, DuplicateJob: As by :meth:`add`.
+        """
         return await self._actual.run_sync(lambda _: self.add(job, after=after, when=when))
 
     def add_many(
@@ -130,7 +142,22 @@ class OpenWorkflow(OpenBatch):
         after: Predecessor | Iterable[Predecessor] = (),
         when: When = "succeeded",
     ) -> "Group":
-        """:meth:`add_many` in an ``async with`` block."""
+        """Add a job for each row of arguments, as :meth:`add_many` does, in an ``async with``
+        block.
+
+        Args:
+            task: The task of the jobs.
+            rows: Their arguments.
+            name: The name of the group; without it, that of the task.
+            after: For what each of the jobs waits, as for :meth:`add`.
+            when: With which outcome of these the jobs run, as for :meth:`add`.
+
+        Returns:
+            The group.
+
+        Raises:
+            OptionError, ArgumentsError, PayloadError: As by :meth:`add_many`.
+        """
         return await self._actual.run_sync(
             lambda _: self.add_many(task, rows, name=name, after=after, when=when)
         )

@@ -22,12 +22,14 @@ RIGHTS = frozenset(
 class Access:
     """What ``authorize`` returns for a request.
 
-    ``user``: who it is; written into the log of every action.
-    ``rights``: names of :data:`RIGHTS`; by default only ``view``.
-    ``queues``, ``tags``: if given, the user sees only the jobs of these queues, and only those with
-    one of these tags, and acts on no other.
+    Args:
+        user: Who it is; written into the log of every action.
+        rights: Names of rights; by default only ``view``.
+        queues: If given, the user sees only the jobs of these queues, and acts on no other.
+        tags: If given, the user sees only the jobs with one of these tags, and acts on no other.
 
-    Raises OptionError for a right that does not exist.
+    Raises:
+        OptionError: A right does not exist.
     """
 
     user: str

@@ -93,15 +93,18 @@ FOR_EVER = "public, max-age=31536000, immutable"
 class Dashboard:
     """The pages of a queue, as one object that a web application mounts.
 
-    ``authorize`` is called with each request, and returns the :class:`Access` of its user; None
-    refuses the request, and a Response, such as a redirect to a login page, is passed on.  If it
-    raises, the request is refused; an HTTPException of Werkzeug, as by ``abort(401)``, is answered
-    as it says.
-    ``environment``: a word that each page shows, such as ``production``.
-    ``secret`` signs the forms; by default that of the queue, in Flask the ``SECRET_KEY``.  All
-    processes that serve the dashboard need the same.
+    Args:
+        queue: The queue.
+        authorize: A function that is called with each request, and returns the :class:`Access` of
+            its user.  None refuses the request, and a Response, such as a redirect to a login page,
+            is passed on.  If it raises, the request is refused; an HTTPException of Werkzeug, as by
+            ``abort(401)``, is answered as it says.
+        environment: A word that each page shows, such as ``production``.
+        secret: The key that signs the forms; by default that of the queue, in Flask the
+            ``SECRET_KEY``.  All processes that serve the dashboard need the same.
 
-    Raises OptionError without a function ``authorize``.
+    Raises:
+        OptionError: ``authorize`` is no function.
     """
 
     def __init__(
@@ -130,14 +133,30 @@ class Dashboard:
     # The doors
 
     def wsgi(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-        """The dashboard as a WSGI application."""
+        """Answer a request of a WSGI server: mount this method as an application.
+
+        Args:
+            environ: The environment of the request.
+            start_response: The function that begins the response.
+
+        Returns:
+            The body of the response.
+        """
         http = HttpRequest(environ)
         with self.around():
             response = self.answer(http, root=http.root_path, path=http.path)
         return response(environ, start_response)
 
     def blueprint(self, name: str = "pgqueue_dashboard", url_prefix: str = "/jobs") -> "Blueprint":
-        """The dashboard as a blueprint of Flask, for ``app.register_blueprint``."""
+        """Return the dashboard as a blueprint of Flask, for ``app.register_blueprint``.
+
+        Args:
+            name: The name of the blueprint.
+            url_prefix: The path at which it is mounted.
+
+        Returns:
+            The blueprint.
+        """
         from pgqueue.dashboard.blueprint import blueprint  # not where there is no Flask
 
         return blueprint(self.answer, name, url_prefix)

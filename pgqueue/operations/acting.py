@@ -41,21 +41,21 @@ class Operator:
     action on many jobs commits portion by portion; one that was killed is continued by
     :meth:`go_on`.
 
-    Example::
-
-        ada = queue.operate("ada", reason="the mail server is up again")
-        ada.requeue(Selection(task="mail.send", status="failed"), spread=timedelta(minutes=20))
-
     Args:
         queue: The queue.
         actor: Who acts, for the log.
         reason: Why, for the log.
-        begin: Returns a context manager that opens a Session, and commits it at the end; by
-            default :meth:`PgQueue.read_committed`.
-        unlogged: Called if the database role may not write the log; by default logs a warning.
-            The action is done all the same, unless this raises.
-        is_limited: Whether the operator may see only some of the jobs: then no result names the
-            job that holds a unique key.
+        begin: Returns a context manager that opens a Session, and commits it at the end; by default
+            :meth:`PgQueue.read_committed`.
+        unlogged: Called if the database role may not write the log; by default logs a warning.  The
+            action is done all the same, unless this raises.
+        is_limited: Whether the operator may see only some of the jobs: then no result names the job
+            that holds a unique key.
+
+    Example:
+        >>> ada = queue.operate("ada", reason="the mail server is up again")
+        >>> failed = Selection(task="mail", status="failed")
+        >>> run = ada.requeue(failed, spread=timedelta(minutes=20))
     """
 
     def __init__(
@@ -95,6 +95,8 @@ class Operator:
     ) -> ActionRun:
         """Put failed or cancelled jobs back, with all their attempts available again.
 
+        That no job matches is no error.
+
         Args:
             jobs: Which jobs.
             spread: Make the jobs due one after the other over this time from now on.
@@ -102,8 +104,6 @@ class Operator:
 
         Returns:
             What was done, with the reasons of the jobs that were left as they are.
-
-            That no job matches is no error.
 
         Raises:
             OptionError: ``jobs`` has no condition, a status of jobs that cannot be requeued, or an
@@ -113,7 +113,17 @@ class Operator:
         return self.start("requeue", jobs, changes=changes, spread=spread).finish()
 
     def run_now(self, jobs: Selection) -> ActionRun:
-        """Make waiting jobs due now; returns and raises as :meth:`requeue` does."""
+        """Make waiting jobs due now.
+
+        Args:
+            jobs: Which jobs.
+
+        Returns:
+            What was done, as from :meth:`requeue`.
+
+        Raises:
+            OptionError: As by :meth:`requeue`.
+        """
         return self.start("run_now", jobs).finish()
 
     def change(
@@ -136,7 +146,11 @@ class Operator:
             queue: The queue to which the jobs move.
             args: Arguments to change, by name, in their JSON form; others stay.
 
-        Returns and raises as :meth:`requeue` does.
+        Returns:
+            What was done, as from :meth:`requeue`.
+
+        Raises:
+            OptionError: As by :meth:`requeue`, or a value is wrong.
         """
         changes = Changes(
             priority=priority,
@@ -155,7 +169,11 @@ class Operator:
             jobs: Which jobs.
             kill: Kill the child processes of running jobs (``executor="process"``).
 
-        Returns and raises as :meth:`requeue` does.
+        Returns:
+            What was done, as from :meth:`requeue`.
+
+        Raises:
+            OptionError: As by :meth:`requeue`.
         """
         return self.start("kill" if kill else "cancel", jobs).finish()
 
@@ -221,6 +239,9 @@ class Operator:
         Args:
             action_id: Its id in the log.
 
+        Returns:
+            The action; :meth:`ActionRun.finish` does the rest of it.
+
         Raises:
             OptionError: There is no such action, it is finished, or the log does not say all that
                 is needed.
@@ -285,19 +306,47 @@ class Operator:
     # Queues, tasks, keys, limits
 
     def pause_queue(self, queue: str) -> None:
-        """Make all workers skip a queue, as :meth:`PgQueue.pause` does."""
+        """Make all workers skip a queue, as :meth:`PgQueue.pause` does.
+
+        Args:
+            queue: The name of the queue.
+
+        Raises:
+            OptionError: No queue can have this name.
+        """
         self._done("pause_queue", queue, lambda session: self.queue.pause(session, queue))
 
     def resume_queue(self, queue: str) -> None:
-        """Undo :meth:`pause_queue`."""
+        """Undo :meth:`pause_queue`.
+
+        Args:
+            queue: The name of the queue.
+
+        Raises:
+            OptionError: No queue can have this name.
+        """
         self._done("resume_queue", queue, lambda session: self.queue.resume(session, queue))
 
     def pause_task(self, task: str) -> None:
-        """Make all workers skip a task, as :meth:`PgQueue.pause_task` does."""
+        """Make all workers skip a task, as :meth:`PgQueue.pause_task` does.
+
+        Args:
+            task: The name of the task.
+
+        Raises:
+            OptionError: No task can have this name.
+        """
         self._done("pause_task", task, lambda session: self.queue.pause_task(session, task))
 
     def resume_task(self, task: str) -> None:
-        """Undo :meth:`pause_task`."""
+        """Undo :meth:`pause_task`.
+
+        Args:
+            task: The name of the task.
+
+        Raises:
+            OptionError: No task can have this name.
+        """
         self._done("resume_task", task, lambda session: self.queue.resume_task(session, task))
 
     def pause_key(self, limit: str, key: Any) -> str:
@@ -307,12 +356,27 @@ class Operator:
             limit: A limit by argument, or that of ``fair_by``.
             key: The value of its argument, or a tuple of several.
 
-        Returns and raises as :meth:`PgQueue.pause_key` does.
+        Returns:
+            The name under which :meth:`PgQueue.limits` shows the key.
+
+        Raises:
+            OptionError: As by :meth:`PgQueue.pause_key`.
         """
         return self._of_key("pause_key", limit, key, self.queue.pause_key)
 
     def resume_key(self, limit: str, key: Any) -> str:
-        """Undo :meth:`pause_key`."""
+        """Undo :meth:`pause_key`.
+
+        Args:
+            limit: A limit by argument, or that of ``fair_by``.
+            key: The value of its argument, or a tuple of several.
+
+        Returns:
+            The name under which :meth:`PgQueue.limits` has shown the key.
+
+        Raises:
+            OptionError: As by :meth:`PgQueue.resume_key`.
+        """
         return self._of_key("resume_key", limit, key, self.queue.resume_key)
 
     def set_limit(
@@ -328,7 +392,8 @@ class Operator:
         Returns:
             The name under which the capacity stands, and the capacity in force.
 
-        Raises as :meth:`PgQueue.set_limit` does.
+        Raises:
+            OptionError: As by :meth:`PgQueue.set_limit`.
         """
         with self._begin() as session:
             before = Limits(session).capacities()
@@ -347,26 +412,68 @@ class Operator:
     # Schedules, workers, errors
 
     def pause_schedule(self, name: str) -> None:
-        """Fire no tick of a schedule until :meth:`resume_schedule`.  Raises ScheduleNotFound."""
+        """Fire no tick of a schedule until :meth:`resume_schedule`.
+
+        Args:
+            name: The name of the schedule.
+
+        Raises:
+            ScheduleNotFound: There is no such schedule.
+        """
         self._done("pause_schedule", name, lambda s: self.queue.schedules.pause(s, name))
 
     def resume_schedule(self, name: str) -> None:
-        """Undo :meth:`pause_schedule`; the ticks of the pause are not made up."""
+        """Undo :meth:`pause_schedule`; the ticks of the pause are not made up.
+
+        Args:
+            name: The name of the schedule.
+
+        Raises:
+            ScheduleNotFound: There is no such schedule.
+        """
         self._done("resume_schedule", name, lambda s: self.queue.schedules.resume(s, name))
 
     def trigger_schedule(self, name: str) -> int:
-        """Enqueue a job of a schedule now; returns its id.  Raises ScheduleNotFound."""
+        """Enqueue a job of a schedule now.
+
+        Args:
+            name: The name of the schedule.
+
+        Returns:
+            The id of the job.
+
+        Raises:
+            ScheduleNotFound: There is no such schedule.
+            UnknownTask: This application does not have the task.
+        """
         with self._begin() as session:
             job_id = self.queue.schedules.trigger(session, name)
             self._note(session, "trigger_schedule", {"schedule": name}, job_ids=[job_id])
         return job_id
 
     def remove_schedule(self, name: str) -> None:
-        """Delete a schedule; its jobs stay.  Raises ScheduleNotFound."""
+        """Delete a schedule; its jobs stay.
+
+        Args:
+            name: The name of the schedule.
+
+        Raises:
+            ScheduleNotFound: There is no such schedule.
+        """
         self._done("remove_schedule", name, lambda s: self.queue.schedules.remove(s, name))
 
     def quiet(self, worker_id: UUID) -> bool:
-        """Make a worker claim no more jobs; false if no live worker has this id."""
+        """Make a worker claim no more jobs, as :meth:`PgQueue.quiet` does.
+
+        Args:
+            worker_id: The id of the worker.
+
+        Returns:
+            Whether a live worker has this id.
+
+        Raises:
+            ArgumentsError: ``worker_id`` is no UUID.
+        """
         with self._begin() as session:
             is_quiet = self.queue.quiet(session, worker_id)
             if is_quiet:
@@ -374,7 +481,17 @@ class Operator:
         return is_quiet
 
     def restart_workflow(self, job_id: int) -> int:
-        """Start a workflow again from a job on, as :meth:`PgQueue.restart_workflow` does."""
+        """Start a workflow again from a job on, as :meth:`PgQueue.restart_workflow` does.
+
+        Args:
+            job_id: A job of the workflow, however it has ended.
+
+        Returns:
+            The id of the new workflow.
+
+        Raises:
+            JobNotFound, OptionError, DuplicateJob: As by :meth:`PgQueue.restart_workflow`.
+        """
         with self._begin() as session:
             workflow_id = self.queue.restart_workflow(session, job_id)
             target = {"workflow": str(workflow_id)}
@@ -382,8 +499,20 @@ class Operator:
         return workflow_id
 
     def signal(self, name: str, key: str | int | UUID = "", payload: Any = None) -> int:
-        """Send a signal, as :meth:`PgQueue.signal` does.  The log has its name and key, and not
-        its payload."""
+        """Send a signal, as :meth:`PgQueue.signal` does.  The log has its name and key, and not its
+        payload.
+
+        Args:
+            name: The name of the signal.
+            key: Of what the signal is.
+            payload: What JSON can express.
+
+        Returns:
+            The id of the signal.
+
+        Raises:
+            ArgumentsError, PayloadError: As by :meth:`PgQueue.signal`.
+        """
         with self._begin() as session:
             signal_id = self.queue.signal(session, name, key, payload)
             self._note(session, "signal", {"signal": f"{name} {key}".strip()})
@@ -514,7 +643,8 @@ def _in_thread(
 
 
 class AsyncOperator:
-    """An :class:`Operator` for coroutines: each of its methods runs in a thread.
+    """An :class:`Operator` for coroutines: it has the same methods, each is awaited and runs in a
+    thread.
 
     :meth:`PgQueue.operate_async` returns one.
     """
@@ -523,7 +653,17 @@ class AsyncOperator:
         self.operator = operator
 
     async def go_on(self, action_id: int) -> ActionRun:
-        """Do what is left of an action on jobs that was interrupted."""
+        """Do what is left of an action on jobs that was interrupted.
+
+        Args:
+            action_id: Its id in the log.
+
+        Returns:
+            The action, finished.
+
+        Raises:
+            OptionError: As by :meth:`Operator.go_on`.
+        """
         return await asyncio.to_thread(lambda: self.operator.go_on(action_id).finish())
 
     requeue = _in_thread(Operator.requeue)

@@ -100,7 +100,17 @@ class Operations:
     def job_state(self, session: AnySession, job_id: int) -> JobState:
         """Return the state of a job by one statement, without loading a :class:`Job`.
 
-        For pages that ask often whether a job has ended.  Raises JobNotFound.
+        For pages that ask often whether a job has ended.
+
+        Args:
+            session: A Session or Connection to read with.
+            job_id: The id of the job.
+
+        Returns:
+            Status, attempt, progress, result, error and position.
+
+        Raises:
+            JobNotFound: There is no such job.
         """
         return JobStates(executor(session)).of(checked_id(job_id))
 
@@ -108,7 +118,15 @@ class Operations:
     def get_batch(self, session: AnySession, batch_id: int) -> BatchState:
         """Return a batch with its progress.  Reads all of its jobs until it has ended.
 
-        Raises BatchNotFound.
+        Args:
+            session: A Session or Connection to read with.
+            batch_id: The id of the batch.
+
+        Returns:
+            The batch, as it is now.
+
+        Raises:
+            BatchNotFound: There is no such batch.
         """
         return Batches(executor(session)).state(checked_id(batch_id, "batch"))
 
@@ -118,7 +136,17 @@ class Operations:
 
         While jobs of the batch end, a worker counts every second, or more rarely if a count takes
         longer than 20 ms: counts take at most a fiftieth of the time.  While nothing changes, it
-        counts once a minute.  :meth:`get_batch` counts exactly.  Raises BatchNotFound.
+        counts once a minute.  :meth:`get_batch` counts exactly.
+
+        Args:
+            session: A Session or Connection to read with.
+            batch_id: The id of the batch.
+
+        Returns:
+            The batch, as it was counted last.
+
+        Raises:
+            BatchNotFound: There is no such batch.
         """
         return Batches(executor(session)).progress(checked_id(batch_id, "batch"))
 
@@ -146,7 +174,15 @@ class Operations:
 
     @translated_errors()
     def batches(self, session: AnySession, limit: int = 100) -> list[BatchState]:
-        """Return the newest batches with their progress, at most ``limit``."""
+        """Return the newest batches with their progress.
+
+        Args:
+            session: A Session or Connection to read with.
+            limit: How many at most.
+
+        Returns:
+            The batches, the newest first.
+        """
         check_whole("batches: ", "limit", limit, 0, MOST_BATCHES)
         return Batches(executor(session)).states(limit)
 
@@ -158,18 +194,32 @@ class Operations:
         *,
         kill: bool = False,
     ) -> Change:
-        """Cancel a job in the caller's transaction; returns what the call has done.
+        """Cancel a job in the caller's transaction.
 
         A waiting job ends as cancelled.  A running job is asked to stop
-        (:meth:`JobContext.is_cancelled`) and ends as cancelled however its handler ends; the
-        writes of a transactional handler then roll back.  A job that has ended stays as it is.
+        (:meth:`JobContext.is_cancelled`) and ends as cancelled however its handler ends; the writes
+        of a transactional handler then roll back.  A job that has ended stays as it is.
 
-        ``kill``: end the child process of a running job (``executor="process"``) by SIGKILL, with
-        the processes that its handler has started, within a second after the commit.  Also for a
-        job that was asked to stop before.  A worker of an older version only asks the handler.
+        Args:
+            session: A Session or Connection, in whose transaction the job is changed.
+            job_id: The id of the job.
+            kill: End the child process of a running job (``executor="process"``) by SIGKILL, with
+                the processes that its handler has started, within a second after the commit.  Also
+                for a job that was asked to stop before.  A worker of an older version only asks the
+                handler.
 
-        Raises JobNotFound; with ``kill``, for a running job, also OptionError if its handler runs
-        in the worker's own process, and UnknownTask if this application does not have its task.
+        Returns:
+            What the call has done.
+
+        Raises:
+            JobNotFound: There is no such job.
+            OptionError: With ``kill``, if the handler of a running job runs in the worker's own
+                process.
+            UnknownTask: With ``kill``, if this application does not have the task of a running job.
+
+        Example:
+            >>> change = queue.cancel(session, job.id)
+            >>> assert change is Change.CANCELLED
         """
         return self._act("kill" if kill else "cancel", session, job_id)
 
@@ -181,24 +231,34 @@ class Operations:
         status: JobStatus | str | Collection[JobStatus | str] = UNFINISHED,
         **conditions: Unpack[JobConditions],
     ) -> dict[Change, int]:
-        """Cancel all jobs that match, in the caller's transaction; returns how many, by the result.
-
-        - ``status``: one or several of pending, blocked and running; all three by default.
-        - ``task``, ``queue``, ``tag``: by name; ``batch``: by the id of a batch.
-        - ``limit_key``: a key under which the jobs count, as in ``Job.limit_keys``.
-        - ``unique_key``: as given to the enqueue, or as in ``Job.unique_key``; two queues may each
-          have a job with it.
+        """Cancel all jobs that match, in the caller's transaction.
 
         At least one condition besides ``status`` is needed, and all must hold.  The jobs are
         cancelled in the order of their ids, those that wait by one statement for each five hundred.
         Each job that a worker has claimed is asked to stop, as :meth:`cancel` does.  The rows of
         the jobs stay locked until the transaction ends, so commit soon; with very many jobs use
-        :meth:`PgQueue.operate`, which commits in between.  Beside other operators it may fail
-        with a deadlock (SQLSTATE 40P01), as it locks rows in an order of its own: roll back, and
-        repeat the transaction.
+        :meth:`PgQueue.operate`, which commits in between.  Beside other operators it may fail with
+        a deadlock (SQLSTATE 40P01), as it locks rows in an order of its own: roll back, and repeat
+        the transaction.
 
-        Raises OptionError without a condition, for a condition that is no text, and for a status of
-        jobs that have ended; ArgumentsError for a batch that is no id.
+        Args:
+            session: A Session or Connection, in whose transaction the jobs are changed.
+            status: One or several of pending, blocked and running; all three by default.
+            **conditions: ``task``, ``queue`` and ``tag``, by name; ``batch``, by its id;
+                ``limit_key``, a key under which the jobs count, as in ``Job.limit_keys``;
+                ``unique_key``, as given to the enqueue, or as in ``Job.unique_key`` (two queues may
+                each have a job with it).
+
+        Returns:
+            How many jobs, by what was done to each.
+
+        Raises:
+            OptionError: No condition is given, one is no text, or the status is one of jobs that
+                have ended.
+            ArgumentsError: ``batch`` is no id.
+
+        Example:
+            >>> changed = queue.cancel_where(session, task="mail", tag="campaign 12")
         """
         statuses = [status] if isinstance(status, str) else list(status)
         if wrong := [one for one in statuses if one not in UNFINISHED]:
@@ -219,7 +279,15 @@ class Operations:
     def cancel_batch(self, session: AnySession, batch_id: int) -> dict[Change, int]:
         """Cancel the jobs of a batch that have not ended, as :meth:`cancel_where` does.
 
-        Raises BatchNotFound.
+        Args:
+            session: A Session or Connection, in whose transaction the jobs are changed.
+            batch_id: The id of the batch.
+
+        Returns:
+            How many jobs, by what was done to each.
+
+        Raises:
+            BatchNotFound: There is no such batch.
         """
         self.progress_of(session, batch_id)
         return self.cancel_where(session, batch=batch_id)
@@ -231,17 +299,24 @@ class Operations:
         key: str,
         queue: str | None = None,
     ) -> dict[Change, int]:
-        """Cancel the unfinished job that holds a unique key; returns what was done, as
-        :meth:`cancel_where` does, and an empty dict if no job holds the key.
-
-        ``key``: the key that was given to the enqueue.  A key that is made of arguments or belongs
-        to a period is given as in ``Job.unique_key``.  ``queue``: the name of a queue; without it,
-        the job with this key in each queue.
+        """Cancel the unfinished job that holds a unique key.
 
         Finds the job by an index.  A job that has released its key, because its handler has started
         (``until="started"``) or because it was asked to stop before, is not found, nor is a job
-        whose enqueue has not been committed.  Raises OptionError for a key that is no text, and for
-        a name that no queue can have.
+        whose enqueue has not been committed.
+
+        Args:
+            session: A Session or Connection, in whose transaction the job is changed.
+            key: The key that was given to the enqueue.  A key that is made of arguments or belongs
+                to a period is given as in ``Job.unique_key``.
+            queue: The name of a queue; without it, the job with this key in each queue.
+
+        Returns:
+            What was done, as :meth:`cancel_where` returns it; an empty dict if no job holds the
+            key.
+
+        Raises:
+            OptionError: The key is no text, or no queue can have this name.
         """
         check_text("cancel_by_key: ", "key", key)
         if queue is not None:
@@ -260,12 +335,22 @@ class Operations:
     ) -> Change:
         """Put a failed or cancelled job back, with all its attempts available again.
 
-        ``args``: arguments to change first, as :meth:`change` does.  The records of past attempts
-        stay, but not the arguments that these attempts had.  Any other job stays as it is.  So does
-        a job that was cancelled while a worker was about to start it, as long as the worker holds
-        the job.
-        Raises JobNotFound, and DuplicateJob when another unfinished job holds the unique key; with
-        ``args``, also what :meth:`change` raises.
+        The records of past attempts stay, but not the arguments that these attempts had.  Any other
+        job stays as it is.  So does a job that was cancelled while a worker was about to start it,
+        as long as the worker holds the job.
+
+        Args:
+            session: A Session or Connection, in whose transaction the job is changed.
+            job_id: The id of the job.
+            args: Arguments to change first, by name, as :meth:`change` does.
+
+        Returns:
+            What the call has done.
+
+        Raises:
+            JobNotFound: There is no such job.
+            DuplicateJob: Another unfinished job holds the unique key.
+            ArgumentsError, PayloadError, UnknownTask: With ``args``, as by :meth:`change`.
         """
         job_id = checked_id(job_id)
         return self._act("requeue", session, job_id, None if args is None else Changes(args=args))
@@ -285,17 +370,32 @@ class Operations:
     ) -> Change:
         """Change a job that waits: its queue, priority, time, or some of its arguments.
 
-        ``delay`` counts from now, and a ``run_at`` in the past means now.  ``args`` has the
-        arguments to change by name; the others stay.  All are checked as by an enqueue.  A unique
-        key that was made of the arguments changes with them.  An argument by which the job counts
-        in a limit cannot change, and a job moves to another queue only if neither has limits.  A
-        job that waits for its retry keeps its count of attempts.
+        A unique key that was made of the arguments changes with them.  An argument by which the job
+        counts in a limit cannot change, and a job moves to another queue only if neither has
+        limits.  A job that waits for its retry keeps its count of attempts.
 
         A running or ended job stays as it is, and so does one that already has these values.
 
-        Raises JobNotFound, OptionError, ArgumentsError, PayloadError, UnknownTask if this
-        application does not have the task whose arguments change, and DuplicateJob if another
-        unfinished job has the new unique key.
+        Args:
+            session: A Session or Connection, in whose transaction the job is changed.
+            job_id: The id of the job.
+            priority: From 0, which starts first, to 9.
+            delay: Not before this time from now has passed.
+            run_at: Not before this time, a datetime with a time zone; a time in the past means now.
+            queue: The queue to which the job moves.
+            args: The arguments to change by name; the others stay.  All are checked as by an
+                enqueue.
+            **others: No other option can change; each is refused by its name.
+
+        Returns:
+            What the call has done.
+
+        Raises:
+            JobNotFound: There is no such job.
+            OptionError: A value is wrong, none is given, or limits hold the job in its queue.
+            ArgumentsError, PayloadError: The arguments do not fit the task.
+            UnknownTask: This application does not have the task whose arguments change.
+            DuplicateJob: Another unfinished job has the new unique key.
         """
         job_id = checked_id(job_id)
         for name in others:
@@ -310,8 +410,17 @@ class Operations:
     def run_now(self, session: AnySession, job_id: int) -> Change:
         """Make a waiting job due now, whether it was delayed, snoozed or waits for its retry.
 
-        Uses up no attempt.  A job that is due, running or ended stays as it is.  Raises
-        JobNotFound.
+        Uses up no attempt.  A job that is due, running or ended stays as it is.
+
+        Args:
+            session: A Session or Connection, in whose transaction the job is changed.
+            job_id: The id of the job.
+
+        Returns:
+            What the call has done.
+
+        Raises:
+            JobNotFound: There is no such job.
         """
         return self._act("run_now", session, job_id)
 
@@ -338,7 +447,7 @@ class Operations:
             DuplicateJob: Another job holds the unique key of a job that would be copied.
 
         Example:
-            >>> queue.restart_workflow(session, load.id)
+            >>> workflow_id = queue.restart_workflow(session, failed.id)
         """
         where = f"restart from job {checked_id(job_id)}"
         connection = in_transaction(session, where)
@@ -404,13 +513,29 @@ class Operations:
 
     @translated_errors()
     def pause(self, session: AnySession, queue: str) -> None:
-        """Make all workers skip a queue, within two seconds; enqueuing continues."""
+        """Make all workers skip a queue, within two seconds; enqueuing continues.
+
+        Args:
+            session: A Session or Connection, in whose transaction the pause is written.
+            queue: The name of the queue.
+
+        Raises:
+            OptionError: No queue can have this name.
+        """
         check_queue_name(queue)
         Pauses(executor(session)).pause_queue(queue)
 
     @translated_errors()
     def resume(self, session: AnySession, queue: str) -> None:
-        """Undo :meth:`pause`."""
+        """Undo :meth:`pause`.
+
+        Args:
+            session: A Session or Connection, in whose transaction the pause ends.
+            queue: The name of the queue.
+
+        Raises:
+            OptionError: No queue can have this name.
+        """
         check_queue_name(queue)
         Pauses(executor(session)).resume_queue(queue)
 
@@ -418,16 +543,30 @@ class Operations:
     def pause_task(self, session: AnySession, task: str) -> None:
         """Make all workers skip the jobs of a task, within two seconds; enqueuing continues.
 
-        ``task``: its name, as in ``task.name``.  Its schedules continue to enqueue.  Raises
-        OptionError if the text cannot be the name of a task.  A task that this application does not
-        have can be paused too.
+        Its schedules continue to enqueue.  A task that this application does not have can be paused
+        too.
+
+        Args:
+            session: A Session or Connection, in whose transaction the pause is written.
+            task: The name of the task, as in ``task.name``.
+
+        Raises:
+            OptionError: No task can have this name.
         """
         check_known_task_name(task)
         Pauses(executor(session)).pause_task(task)
 
     @translated_errors()
     def resume_task(self, session: AnySession, task: str) -> None:
-        """Undo :meth:`pause_task`."""
+        """Undo :meth:`pause_task`.
+
+        Args:
+            session: A Session or Connection, in whose transaction the pause ends.
+            task: The name of the task.
+
+        Raises:
+            OptionError: No task can have this name.
+        """
         check_known_task_name(task)
         Pauses(executor(session)).resume_task(task)
 
@@ -435,24 +574,51 @@ class Operations:
     def pause_key(self, session: AnySession, limit: str, key: Any) -> str:
         """Admit no more jobs of one value of an argument; enqueuing continues.
 
-        ``limit``: the name of a limit by the argument, or of ``fair_by``, as in :meth:`limits`.
-        ``key``: the value, or a tuple of several.  Jobs that have been admitted go on.  Calls
-        :meth:`set_limit` with the capacity 0, and returns and raises the same.
+        Jobs that have been admitted go on.  The same as :meth:`set_limit` with the capacity 0.
+
+        Args:
+            session: A Session or Connection, in whose transaction the pause is written.
+            limit: The name of a limit by the argument, or of ``fair_by``, as in :meth:`limits`.
+            key: The value, or a tuple of several.
+
+        Returns:
+            The name under which :meth:`limits` shows the key.
+
+        Raises:
+            OptionError: There is no such limit, or it cannot have this key.
         """
         return self.set_limit(session, limit, 0, key=(None,) if key is None else key)
 
     @translated_errors()
     def resume_key(self, session: AnySession, limit: str, key: Any) -> str:
-        """Undo :meth:`pause_key`: the key has the capacity of the other keys again."""
+        """Undo :meth:`pause_key`: the key has the capacity of the other keys again.
+
+        Args:
+            session: A Session or Connection, in whose transaction the pause ends.
+            limit: The name of the limit.
+            key: The value, or a tuple of several.
+
+        Returns:
+            The name under which :meth:`limits` has shown the key.
+
+        Raises:
+            OptionError: There is no such limit, or it cannot have this key.
+        """
         return self.set_limit(session, limit, None, key=(None,) if key is None else key)
 
     @translated_errors()
     def workers(self, session: AnySession) -> list[WorkerState]:
-        """Return the live workers, each with the jobs that it holds, in the order of their starts.
+        """Return the live workers, each with the jobs that it holds.
 
         A worker is live as long as no other has declared it dead.  ``heartbeat_age`` shows how old
         its last heartbeat is, and ``attempts_ended`` what it had done by then; ``version`` is that
         of its application.
+
+        Args:
+            session: A Session or Connection to read with.
+
+        Returns:
+            The workers, in the order of their starts.
         """
         return Workers(executor(session)).live()
 
@@ -462,8 +628,17 @@ class Operations:
 
         The worker does not exit until it is stopped, because a service manager would restart a
         worker that exits by itself.  This call cannot be undone.  Commit at once: until then, the
-        worker's heartbeat waits.  Returns False if no live worker has this id
-        (:class:`WorkerProcess`).
+        worker's heartbeat waits.
+
+        Args:
+            session: A Session or Connection, in whose transaction the worker is told so.
+            worker_id: The id of the worker, as in :meth:`workers`.
+
+        Returns:
+            Whether a live worker has this id.
+
+        Raises:
+            ArgumentsError: ``worker_id`` is no UUID.
         """
         if not isinstance(worker_id, UUID):
             raise ArgumentsError(
@@ -482,15 +657,27 @@ class Operations:
     ) -> str:
         """Set the capacity of a limit: how many jobs run at once, or start in the period of a rate.
 
-        None returns to the capacity in the code.  All workers use the new capacity from their next
-        admission on.  ``key``: set the capacity of this key only; give the value of the limit's
-        argument, or a tuple of several.  Without it, the capacity is that of all keys that have no
-        capacity of their own.  Jobs that have been admitted go on; with 0, no more are admitted.
+        All workers use the new capacity from their next admission on.  Jobs that have been admitted
+        go on; with 0, no more are admitted.
 
-        Returns the name under which :meth:`limits` shows the capacity.  Raises OptionError for a
-        capacity that is not a whole number from 0, for more than 1 in a strict limit, and for a key
-        that the limit cannot have.  Raises it too for a limit that neither this application nor a
-        worker has declared.
+        Args:
+            session: A Session or Connection, in whose transaction the capacity is written.
+            name: The name of the limit, as in :meth:`limits`.
+            capacity: A whole number from 0; None returns to the capacity in the code.
+            key: Set the capacity of this key only: the value of the limit's argument, or a tuple of
+                several.  Without it, the capacity is that of all keys that have no capacity of
+                their own.
+
+        Returns:
+            The name under which :meth:`limits` shows the capacity.
+
+        Raises:
+            OptionError: The capacity is no such number, is more than 1 in a strict limit, the limit
+                cannot have the key, or neither this application nor a worker has declared the
+                limit.
+
+        Example:
+            >>> shown = queue.set_limit(session, "bank", 2)
         """
         where = f"limit {shown(name)}: "
         if capacity is not None:
@@ -516,12 +703,29 @@ class Operations:
     @translated_errors()
     def limits(self, session: AnySession) -> list[LimitState]:
         """Return the limits that workers have declared, with the number of held places and of jobs
-        that wait.  Reads all of these jobs."""
+        that wait.  Reads all of these jobs.
+
+        Args:
+            session: A Session or Connection to read with.
+
+        Returns:
+            The limits, by name.
+        """
         return Limits(executor(session)).all()
 
     @translated_errors()
     def check(self, session: AnySession) -> list[Violation]:
-        """Return every row that breaks an invariant; empty if there is none.  Reads all jobs."""
+        """Return every row that breaks an invariant.  Reads all jobs.
+
+        Args:
+            session: A Session or Connection to read with.
+
+        Returns:
+            The broken rules; empty if all is sound.
+
+        Example:
+            >>> assert queue.check(session) == []
+        """
         return Invariants(executor(session)).violations()
 
     @translated_errors()
@@ -531,6 +735,12 @@ class Operations:
         Each status is counted in the table that has its jobs; only the succeeded ones are counted
         in ``jobs``, which reads all of it.  Of damaged jobs, which :meth:`check` reports, one that
         stands in no table is not counted, and one with a message and a lease counts twice.
+
+        Args:
+            session: A Session or Connection to read with.
+
+        Returns:
+            The numbers, each with its queue and status.
         """
         return Health(executor(session)).counts(succeeded=True)
 

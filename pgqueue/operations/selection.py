@@ -75,7 +75,7 @@ class Selection:
     Args:
         ids: The ids of jobs.  A selection has ids or conditions, not both.
         status: One status or several, as in ``Job.status``; all of them if it is omitted.
-        conditions: As the options of ``pgqueue jobs`` and a filter line have them: ``task``,
+        **conditions: As the options of ``pgqueue jobs`` and a filter line have them: ``task``,
             ``queue``, ``tag``, ``batch``, ``limit_key``, ``unique_key``, ``error`` (as ``pgqueue
             failures`` prints it), ``text`` (of the last error), ``args`` (a dict of arguments in
             their JSON form), ``created_after``, ``created_before`` (a time, or a timedelta until
@@ -84,9 +84,9 @@ class Selection:
     Raises:
         OptionError: A condition is unknown, or has a value of another type.
 
-    Example::
-
-        Selection(task="mail.welcome", status="failed", created_after=timedelta(hours=2))
+    Example:
+        >>> failed = Selection(task="mail", status="failed", created_after=timedelta(hours=2))
+        >>> run = queue.operate("ada").requeue(failed)
     """
 
     ids: tuple[int, ...] | None
@@ -124,13 +124,16 @@ class Selection:
     def also(
         self, *, status: Iterable[JobStatus | str] = (), **conditions: Unpack[Conditions]
     ) -> Self:
-        """The selection with more conditions.
+        """Return the selection with more conditions.
 
         A condition replaces one of the same name that the selection has.
 
         Args:
             status: One status or several; omit it to keep those of the selection.
-            conditions: As of a selection; None is the same as a condition that is not given.
+            **conditions: As of a selection; None is the same as a condition that is not given.
+
+        Returns:
+            The new selection.
 
         Raises:
             OptionError: The selection has ids, or a condition is wrong.
@@ -143,7 +146,13 @@ class Selection:
 
     @classmethod
     def from_line(cls, line: str) -> Self:
-        """The jobs of a filter line, as ``task:send status:failed created:>2h``.
+        """Return the jobs of a filter line, as ``task:send status:failed created:>2h``.
+
+        Args:
+            line: The line.
+
+        Returns:
+            The selection.
 
         Raises:
             OptionError: No filter has such a line.
@@ -305,7 +314,15 @@ class Selection:
             raise JobNotFound(f"there is no job {min(missing)}")
 
     def count(self, session: Executor, *, limit: int | None = None) -> int:
-        """How many jobs match, or how many ids are given; at most ``limit``."""
+        """Return how many jobs match, or how many ids are given.
+
+        Args:
+            session: A Session or Connection to read with.
+            limit: Count no further than this.
+
+        Returns:
+            The number.
+        """
         if self.ids is not None:
             return len(self.ids[:limit])
         return Listing(session).count(self.which, limit=limit)

@@ -291,9 +291,16 @@ class ScheduleState:
         return checked_rule(f"schedule {self.name}: ", self.cron, self.every, self.timezone)
 
     def next_runs(self, number: int) -> list[datetime]:
-        """The next ticks in UTC; none while the schedule is paused.
+        """Return the next ticks in UTC.
 
-        Raises OptionError if this system cannot read the rule, for example for lack of its zone.
+        Args:
+            number: How many.
+
+        Returns:
+            The times; none while the schedule is paused.
+
+        Raises:
+            OptionError: This system cannot read the rule, for example for lack of its zone.
         """
         if self.paused_at is not None or self.next_at is None:
             return []

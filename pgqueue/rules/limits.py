@@ -35,19 +35,30 @@ LONGEST_VALUES = 100
 class Limit:
     """At most ``capacity`` jobs run at once, or with ``per`` start in a period, over all workers.
 
-    ``per``: a period.  The limit is then a rate, a token bucket: it counts starts, including those
-    of retries, and not how long jobs run.  ``burst`` is how many jobs may start at once after a
-    pause.  Otherwise the starts are ``per / capacity`` apart.
-    ``by``: the name of a parameter, or several; each value then has the whole capacity.
-    ``name``: tasks whose limits have the same name share the limit.  Without a name it is named
-    after its task (``shop.send``, or ``shop.send:tenant_id`` with ``by``) or its queue
-    (``queue:mail``).  The name of a rate also ends in ``:rate``.
-    ``order="strict"``, only with a capacity of 1 or 0: jobs of a key start in the order of their
-    priority and time, and no job overtakes another.  ``failed_head`` says what happens while the
-    first job waits for its retry, or is snoozed: ``"block"`` makes the others wait until it has
-    ended, ``"skip"`` lets them pass.
+    Args:
+        capacity: How many jobs, from 0.
+        by: The name of a parameter, or several; each value then has the whole capacity.
+        name: Tasks whose limits have the same name share the limit.  Without a name it is named
+            after its task (``shop.send``, or ``shop.send:tenant_id`` with ``by``) or its queue
+            (``queue:mail``).  The name of a rate also ends in ``:rate``.
+        order: ``"strict"``, only with a capacity of 1 or 0: jobs of a key start in the order of
+            their priority and time, and no job overtakes another.
+        failed_head: With ``order="strict"``, what happens while the first job waits for its retry,
+            or is snoozed: ``"block"`` makes the others wait until it has ended, ``"skip"`` lets
+            them pass.
+        per: A period.  The limit is then a rate, a token bucket: it counts starts, including those
+            of retries, and not how long jobs run.
+        burst: How many jobs of a rate may start at once after a pause.  Otherwise the starts are
+            ``per / capacity`` apart.
 
-    Raises OptionError for wrong values.
+    Raises:
+        OptionError: A value is wrong.
+
+    Example:
+        >>> @queue.task(limit=[Limit(5, name="bank"), Limit(1, by="account")])
+        ... def transfer(account: int, cents: int) -> None: ...
+        >>> @queue.task(limit=Limit(100, per=timedelta(minutes=1), burst=10))
+        ... def call(number: str) -> None: ...
     """
 
     capacity: int

@@ -24,8 +24,18 @@ def _is_span(value: Any) -> bool:
 class Keep:
     """How long ended jobs stay, by their outcome.  None keeps them for ever.
 
-    ``timedelta(0)`` for ``succeeded`` deletes the job in the transaction that ends it.  Failed and
-    cancelled jobs are deleted by the next round of pruning at the earliest.
+    Args:
+        succeeded: How long succeeded jobs stay.  ``timedelta(0)`` deletes the job in the
+            transaction that ends it.
+        cancelled: How long cancelled jobs stay; they are deleted by the next round of pruning at
+            the earliest.
+        failed: How long failed jobs stay; likewise.
+
+    Raises:
+        OptionError: A value is no timedelta from 0 on.
+
+    Example:
+        >>> keep = Keep(succeeded=timedelta(days=1), failed=None)
     """
 
     succeeded: timedelta | None = timedelta(days=14)

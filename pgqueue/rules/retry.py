@@ -89,9 +89,24 @@ _DEFAULT = Exponential(timedelta(seconds=1), factor=2, cap=timedelta(hours=1), j
 class Retry:
     """Whether and when a failed job is retried.
 
-    ``Retry(function)`` calls ``function(attempt, error)`` after each failed attempt: ``attempt``
-    is 1 for the first one, ``error`` is its exception.  The function returns the wait before the
-    next attempt, a timedelta or a number of seconds.
+    The constructors below are the usual policies.  ``Retry(function)`` is one of your own.
+
+    Args:
+        schedule: A function that is called with the number of the failed attempt, from 1, and its
+            exception.  It returns the wait before the next attempt: a timedelta, or a number of
+            seconds.
+        retried: If not empty, only these errors are retried; :meth:`only` adds to it.
+        given_up: These errors are never retried; :meth:`never_on` adds to it.
+        longest: No retry starts later than this after the start of the first attempt;
+            :meth:`for_at_most` sets it.  None: no limit.
+
+    Raises:
+        OptionError: A value is wrong.
+
+    Example:
+        >>> patient = Retry.exponential(cap=timedelta(minutes=10)).never_on(ValueError)
+        >>> @queue.task(retry=patient.for_at_most(timedelta(hours=6)), max_attempts=20)
+        ... def fetch(url: str) -> None: ...
     """
 
     schedule: Schedule | Callable[[int, Any], timedelta | float]
@@ -122,12 +137,33 @@ class Retry:
 
     @classmethod
     def constant(cls, interval: timedelta) -> "Retry":
-        """Wait the same time after every failure."""
+        """Wait the same time after every failure.
+
+        Args:
+            interval: How long.
+
+        Returns:
+            The policy.
+
+        Raises:
+            OptionError: It is no timedelta from 0 on.
+        """
         return cls(Constant(_duration("interval", interval)))
 
     @classmethod
     def linear(cls, step: timedelta, cap: timedelta | None = None) -> "Retry":
-        """Wait one step after the first failure, two after the second, and so on."""
+        """Wait one step after the first failure, two after the second, and so on.
+
+        Args:
+            step: The first wait, and by how much each is longer than the one before.
+            cap: The longest wait.  None: no limit.
+
+        Returns:
+            The policy.
+
+        Raises:
+            OptionError: A value is wrong.
+        """
         longest = MAX_DELAY if cap is None else _duration("cap", cap)
         return cls(Linear(_duration("step", step), longest))
 
@@ -141,7 +177,18 @@ class Retry:
     ) -> "Retry":
         """Wait ``base``, then ``factor`` times as long after each failure, up to ``cap``.
 
-        With ``jitter`` the wait is random, evenly distributed from zero to this value.
+        Args:
+            base: The first wait, a second by default.
+            factor: How many times as long each wait is as the one before, 2 by default.
+            cap: The longest wait, an hour by default.
+            jitter: Whether the wait is random, evenly distributed from zero to this value, so that
+                jobs that failed together do not start together again.
+
+        Returns:
+            The policy.
+
+        Raises:
+            OptionError: A value is wrong.
         """
         if not isinstance(factor, int | float) or not 1 <= factor < math.inf:
             raise OptionError("factor must be a finite number, 1 or more")
@@ -150,23 +197,62 @@ class Retry:
 
     @classmethod
     def never(cls) -> "Retry":
-        """Fail the job at its first failure."""
+        """Fail the job at its first failure.
+
+        A crash of the worker is no failure of the handler: the job starts again while it has
+        attempts left.
+
+        Returns:
+            The policy.
+        """
         return cls(Never())
 
     def only(self, *exceptions: type[BaseException]) -> "Retry":
-        """Retry only these errors; each call adds to the list."""
+        """Retry only these errors; each call adds to the list.
+
+        Args:
+            *exceptions: Their classes; an error of a subclass counts too.
+
+        Returns:
+            The changed policy.
+
+        Raises:
+            OptionError: Something else than a class of exceptions is given.
+
+        Example:
+            >>> retry = Retry.exponential().only(ConnectionError, DBAPIError)
+        """
         return replace(self, retried=self.retried + _exceptions("only", exceptions))
 
     def never_on(self, *exceptions: type[BaseException]) -> "Retry":
-        """Do not retry these errors; each call adds to the list."""
+        """Do not retry these errors; each call adds to the list.
+
+        Args:
+            *exceptions: Their classes; an error of a subclass counts too.
+
+        Returns:
+            The changed policy.
+
+        Raises:
+            OptionError: Something else than a class of exceptions is given.
+        """
         return replace(self, given_up=self.given_up + _exceptions("never_on", exceptions))
 
     def for_at_most(self, duration: timedelta) -> "Retry":
         """Do not start a retry later than ``duration`` after the start of the first attempt.
 
         If the wait would end later, the job fails at once.  The database's clock decides, when the
-        failed attempt is recorded.  The limit does not end a running attempt, and does not apply
-        to an attempt that follows a crash of the worker, a snooze or an interruption.
+        failed attempt is recorded.  The limit does not end a running attempt, and does not apply to
+        an attempt that follows a crash of the worker, a snooze or an interruption.
+
+        Args:
+            duration: How long after the start of the first attempt.
+
+        Returns:
+            The changed policy.
+
+        Raises:
+            OptionError: It is no timedelta above 0.
         """
         if not isinstance(duration, timedelta) or not timedelta(0) < duration <= MAX_DELAY:
             raise OptionError(

@@ -38,44 +38,49 @@ class Unique:
     At most one job of a queue holds a unique key at a time; with ``across="queues"``, one job of
     all queues.  The key is made from the task's name and the arguments in ``by``; ``key`` replaces
     it.
+
+    Args:
+        by: The parameters whose values make the key, defaults included: a name, or several.  None:
+            all parameters.  ``()``: no parameters, so that the task has one job at a time.  Values
+            are compared as they are stored; the key contains only a digest of them.
+        key: Instead of ``by``: the key, or a function of some parameters that returns the key.  The
+            key is stored and shown unmasked, and tasks of one queue that use the same key share it.
+            If the function returns None, the job is not unique.
+        period: Allows one success in each period: the key stays taken after the job has succeeded,
+            until the period is over.  Periods follow each other from 1970-01-01 UTC; a job belongs
+            to the period of its ``run_at``, by the database's clock.  If the job fails, is
+            cancelled or is pruned, its key is free at once.  None: ``until`` decides when the key
+            is free.
+        until: When the job releases its key: when it ends (``"finished"``), or right before its
+            handler first starts (``"started"``).  With ``"started"``, a failed attempt does not
+            take the key again.
+        on_conflict: What an enqueue does if another job holds the key.  ``"return"`` returns the
+            other job; ``"raise"`` raises DuplicateJob.  ``"replace"`` gives the waiting job the new
+            arguments, time, priority, meta and tags; ``"postpone"`` gives it the new time only.  A
+            job that has started is not changed: with ``until="started"`` a new job is enqueued,
+            with ``until="finished"`` DuplicateJob is raised.
+        at_most: With ``"replace"`` or ``"postpone"``: the latest time of the waiting job, counted
+            from its creation.  None: no limit.
+        across: ``"queues"``: one job of all queues holds the key.  The key is then stored with a
+            prefix, and differs from the same key of one queue.  Not with ``period``, ``"replace"``
+            or ``"postpone"``.
+
+    Raises:
+        OptionError: A value is wrong, or two do not go together.
+
+    Example:
+        >>> @queue.task(unique=Unique(by="customer", on_conflict="postpone"))
+        ... def index(customer: int, reason: str) -> None: ...
+        >>> job = index.options(delay=timedelta(seconds=5)).enqueue(session, 7, "renamed")
     """
 
     by: Sequence[str] | None = None
-    """The parameters whose values make the key, defaults included: a name, or several.  None: all
-    parameters.  ``()``: no parameters, so that the task has one job at a time.  Values are compared
-    as they are stored; the key contains only a digest of them."""
-
     key: str | Callable[..., str | None] | None = None
-    """Instead of ``by``: the key, or a function of some parameters that returns the key.  The key
-    is stored and shown unmasked, and tasks of one queue that use the same key share it.  If the
-    function returns None, the job is not unique."""
-
     period: timedelta | None = None
-    """Allows one success in each period: the key stays taken after the job has succeeded, until the
-    period is over.  Periods follow each other from 1970-01-01 UTC; a job belongs to the period of
-    its ``run_at``, by the database's clock.  If the job fails, is cancelled or is pruned, its key
-    is free at once.  None: ``until`` decides when the key is free."""
-
     until: Until = "finished"
-    """When the job releases its key: when it ends (``finished``), or right before its handler first
-    starts (``started``).  With ``started``, a failed attempt does not take the key again."""
-
     on_conflict: OnConflict = "return"
-    """What an enqueue does if another job holds the key.
-
-    ``return`` returns the other job; ``raise`` raises DuplicateJob.  ``replace`` gives the waiting
-    job the new arguments, time, priority, meta and tags; ``postpone`` gives it the new time only.
-    A job that has started is not changed: with ``until="started"`` a new job is enqueued, with
-    ``until="finished"`` DuplicateJob is raised.
-    """
-
     at_most: timedelta | None = None
-    """With ``replace`` or ``postpone``: the latest time of the waiting job, counted from its
-    creation.  None: no limit."""
-
     across: Across | None = None
-    """``queues``: one job of all queues holds the key.  The key is then stored with a prefix, and
-    differs from the same key of one queue.  Not with ``period``, ``replace`` or ``postpone``."""
 
     def __post_init__(self) -> None:
         if isinstance(self.by, str):

@@ -81,6 +81,12 @@ class Task(Generic[P, R]):
     """A function, its options, and the methods that enqueue it.
 
     Calling the task runs the function directly and writes no job.
+
+    Example:
+        >>> @queue.task
+        ... def mail(address: str) -> None: ...
+        >>> job = mail.enqueue(session, "ann@example.org")
+        >>> session.commit()
     """
 
     is_transactional: bool
@@ -160,8 +166,19 @@ class Task(Generic[P, R]):
         """Run the function directly in a given session, as a test needs; writes no job.
 
         The arguments are encoded as for a job and decoded again.  Flushes the session after the
-        function, and commits nothing.  For an async task, give an AsyncSession and await the
-        result.
+        function, and commits nothing.
+
+        Args:
+            session: The Session; for an async task an AsyncSession.
+            *args: The arguments of the job.
+            **kwargs: The arguments of the job by name.
+
+        Returns:
+            What the function returns; of an async task, a coroutine to await.
+
+        Raises:
+            ArgumentsError: The arguments do not fit the task.
+            PayloadError: An argument cannot be stored.
         """
         arguments = self.payload.loads(self._encoded(args, kwargs).text)
         if self.is_async:
@@ -178,13 +195,30 @@ class Task(Generic[P, R]):
         """Enqueue a job in the caller's transaction; it runs only after the transaction commits.
 
         Writes the rows of the job at once and loads ``job.id``; flushes nothing else of the session
-        and commits nothing.  If another job of the queue holds the unique key, returns that job,
-        whose ``is_new`` is False, or does what :class:`Unique` says.  Raises DuplicateJob if a
-        handler enqueues under the key that its own job holds.  Raises ArgumentsError or
-        PayloadError before anything is written.
+        and commits nothing.  With ``options(node=...)`` the Job is in no Session, and of a job that
+        already held the unique key only ``id`` is loaded: the rows are in the database of another
+        node.
 
-        With ``options(node=...)`` the Job is in no Session, and of a job that already held the
-        unique key only ``id`` is loaded: the rows are in the database of another node.
+        Args:
+            session: The Session, in whose transaction the job is written.
+            *args: The arguments of the job, behind a Session and a JobContext, which are supplied.
+            **kwargs: The arguments of the job by name.
+
+        Returns:
+            The job.  If another job of the queue holds the unique key, that job, whose ``is_new``
+            is False, or what :class:`Unique` says.
+
+        Raises:
+            ArgumentsError: The arguments do not fit the task; nothing was written.
+            PayloadError: An argument cannot be stored; nothing was written.
+            DuplicateJob: The unique key is taken, and :class:`Unique` says so; or a handler
+                enqueues under the key that its own job holds.
+
+        Example:
+            >>> order = Order()
+            >>> session.add(order)
+            >>> session.flush()
+            >>> job = pay.enqueue(session, order.id)
         """
         target = sync_session(session, self._where)
         encoded = self._encoded(args, kwargs)
@@ -220,10 +254,21 @@ class Task(Generic[P, R]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Job:
-        """:meth:`enqueue` for an AsyncSession.
+        """Enqueue a job in the transaction of an AsyncSession, as :meth:`enqueue` does.
 
         As with every object of an AsyncSession, read the job's attributes before the commit, or
         create the session with ``expire_on_commit=False``.
+
+        Args:
+            session: The AsyncSession, in whose transaction the job is written.
+            *args: The arguments of the job.
+            **kwargs: The arguments of the job by name.
+
+        Returns:
+            The job, as from :meth:`enqueue`.
+
+        Raises:
+            ArgumentsError, PayloadError, DuplicateJob: As by :meth:`enqueue`.
         """
         actual = async_sessions.actual(session, self._where)
         return await actual.run_sync(self.enqueue, *args, **kwargs)
@@ -233,12 +278,25 @@ class Task(Generic[P, R]):
         session: "Session | scoped_session[Any]",
         rows: Iterable[Sequence[Any] | Mapping[str, Any]],
     ) -> list[int]:
-        """Enqueue a job for each row of arguments; returns their ids in the same order.
+        """Enqueue a job for each row of arguments.
 
-        A row is a tuple of positional arguments, or a dict of arguments by name.  All rows are
-        checked before the first is written.  If a unique key is taken, the list has the id of the
-        job that holds the key; with ``on_duplicate="raise"``, raises DuplicateJob and enqueues no
-        row.
+        All rows are checked before the first is written.
+
+        Args:
+            session: The Session, in whose transaction the jobs are written.
+            rows: Each a tuple of positional arguments, or a dict of arguments by name.
+
+        Returns:
+            The ids of the jobs, in the order of the rows.  If a unique key is taken, the id of the
+            job that holds it.
+
+        Raises:
+            ArgumentsError: A row does not fit the task; nothing was written.
+            PayloadError: An argument cannot be stored; nothing was written.
+            DuplicateJob: A unique key is taken, with ``on_conflict="raise"``; nothing was written.
+
+        Example:
+            >>> ids = mail.enqueue_many(session, [("ann@example.org",), ("bob@example.org",)])
         """
         self._refuse_node("enqueue_many")
         target = sync_session(session, self._where)
@@ -270,7 +328,18 @@ class Task(Generic[P, R]):
         session: "AsyncSession | async_scoped_session[Any]",
         rows: Iterable[Sequence[Any] | Mapping[str, Any]],
     ) -> list[int]:
-        """:meth:`enqueue_many` for an AsyncSession."""
+        """Enqueue a job for each row of arguments in the transaction of an AsyncSession.
+
+        Args:
+            session: The AsyncSession, in whose transaction the jobs are written.
+            rows: As for :meth:`enqueue_many`.
+
+        Returns:
+            The ids of the jobs, as from :meth:`enqueue_many`.
+
+        Raises:
+            ArgumentsError, PayloadError, DuplicateJob: As by :meth:`enqueue_many`.
+        """
         actual = async_sessions.actual(session, self._where)
         return await actual.run_sync(self.enqueue_many, rows)
 
@@ -278,7 +347,24 @@ class Task(Generic[P, R]):
         """Return a new Job for ``session.add``; the flush that inserts it also inserts its message.
 
         A Job that reaches a flush by ``merge``, a cascade or a pickle gets its message too.  A Job
-        of a bulk insert does not.  The flush raises DuplicateJob if the unique key is taken.
+        of a bulk insert does not.  The flush raises DuplicateJob if the unique key is taken.  Needs
+        no database: a test can check arguments so.
+
+        Args:
+            *args: The arguments of the job, behind a Session and a JobContext, which are supplied.
+            **kwargs: The arguments of the job by name.
+
+        Returns:
+            The job, in no Session yet.
+
+        Raises:
+            ArgumentsError: The arguments do not fit the task.
+            PayloadError: An argument cannot be stored.
+            OptionError: The options ask for more than a flush can do, such as ``node``, or a
+                :class:`Unique` with ``period`` or ``on_conflict="replace"``.
+
+        Example:
+            >>> session.add_all([Order(id=8), pay.job(8)])
         """
         self._refuse_node("session.add(task.job(...))")
         if self._job_values.changes_holder:
@@ -314,6 +400,17 @@ class Task(Generic[P, R]):
         The job runs even if the caller's own transaction is rolled back; use :meth:`enqueue` to
         join that transaction.  Warns with DelayInTransaction if a handler's session, or
         ``db.session`` of a Flask application, has an open transaction.
+
+        Args:
+            *args: The arguments of the job.
+            **kwargs: The arguments of the job by name.
+
+        Returns:
+            The job, detached, with its id.
+
+        Raises:
+            ArgumentsError, PayloadError, DuplicateJob: As by :meth:`enqueue`.
+            NotBound: The queue has no database.
         """
         warn_of_open_transaction(self.name, self.owner.session_of_caller())
         if self._job_values.changes_holder:
@@ -345,10 +442,21 @@ class Task(Generic[P, R]):
     def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
         """Return the same task with other options for the jobs enqueued through it.
 
-        The page "Options" of the reference lists those that one enqueue may change, such as
-        ``delay``, ``priority``, ``unique_key``, ``meta`` and ``tags``.
+        Args:
+            **options: The options that one enqueue may change, such as ``delay``, ``priority``,
+                ``unique_key``, ``meta`` and ``tags``.  The page "Options" of the reference lists
+                them.
 
-        Raises OptionError.
+        Returns:
+            The task, for ``enqueue``, ``delay``, ``job`` and the others.
+
+        Raises:
+            OptionError: An option has a wrong value.
+            UnknownOption: There is no such option for one enqueue.
+
+        Example:
+            >>> later = mail.options(delay=timedelta(hours=1), priority=0)
+            >>> job = later.enqueue(session, "ann@example.org")
         """
         changed, checked = copy.copy(self), self._options.of_job(options)
         changed.is_from_options = True

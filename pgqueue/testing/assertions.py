@@ -26,11 +26,21 @@ def enqueued(
     /,
     **some_args: Any,
 ) -> list[Job]:
-    """Return the jobs that wait, in the order in which they were enqueued.
+    """Return the jobs that wait.
 
-    Only those of ``task``, if one is given, and only those with these arguments.  Arguments that
-    are not named may have any value.  Jobs that wait for a later time, for a retry or for room in
-    their limits are included.
+    Jobs that wait for a later time, for a retry or for room in their limits are included.
+
+    Args:
+        session: The Session of the test.
+        task: Only the jobs of this task.
+        **some_args: Only the jobs with these arguments, as Python values.  Arguments that are not
+            named may have any value.
+
+    Returns:
+        The jobs, in the order in which they were enqueued.
+
+    Raises:
+        ArgumentsError: The task has no such argument, or arguments are given without a task.
     """
     waiting = [job for job in _jobs(session) if job.status in WAITING]
     if task is None:
@@ -46,7 +56,21 @@ def assert_enqueued(
 ) -> Job:
     """Return the first job of :func:`enqueued`.
 
-    Raises AssertionError if there is none; its message names what was enqueued instead.
+    Args:
+        session: The Session of the test.
+        task: The task of the job.
+        **some_args: Some of the arguments of the job, as Python values.
+
+    Returns:
+        The job.
+
+    Raises:
+        AssertionError: There is none; the message names what was enqueued instead.
+        ArgumentsError: The task has no such argument.
+
+    Example:
+        >>> mail.enqueue(session, "ann@example.org")
+        >>> job = assert_enqueued(session, mail, address="ann@example.org")
     """
     __tracebackhide__ = True  # pytest shows the line of the test
     found = enqueued(session, task, **some_args)
@@ -82,7 +106,9 @@ def assert_blocked(
         ArgumentsError: The task has no such argument, or ``after`` is neither a job nor a task.
 
     Example:
-        >>> assert_blocked(session, load, after=transform, file=12)
+        >>> with queue.workflow(session) as flow:
+        ...     flow.add(load.job(12), after=flow.add(transform.job(1)))
+        >>> job = assert_blocked(session, load, after=transform, file=12)
     """
     __tracebackhide__ = True  # pytest shows the line of the test
     match after:

@@ -29,6 +29,11 @@ def crash_job(session: AnySession, job: Job, *, queue: PgQueue | None = None) ->
 
     The writes of a transactional handler are undone.  The attempt is recorded as ``crashed``, and
     the job is due again, or has failed if that was its last attempt.
+
+    Args:
+        session: The Session of the test.
+        job: A job that is due.
+        queue: The queue; omit it if the process has one PgQueue with tasks.
     """
     with _claimed(session, job, queue) as (worker, claimed, connection):
         worker.attempt(claimed).run(is_dropped=True)
@@ -41,6 +46,11 @@ def time_out_job(session: AnySession, job: Job, *, queue: PgQueue | None = None)
 
     ``ctx.is_cancelled()`` is true while the handler runs.  Its result is dropped, and the writes of
     a transactional handler are undone.
+
+    Args:
+        session: The Session of the test.
+        job: A job that is due.
+        queue: The queue; omit it if the process has one PgQueue with tasks.
     """
     with _claimed(session, job, queue) as (worker, claimed, _):
         attempt = worker.attempt(claimed)
@@ -57,6 +67,11 @@ def lose_lease(session: AnySession, job: Job, *, queue: PgQueue | None = None) -
     The worker is declared dead and the job is rescued, as when the worker was cut off for longer
     than its grace period.  ``ctx.is_cancelled()`` is true.  The settle finds that the attempt is
     stale: its result is dropped, and the writes of a transactional handler are undone.
+
+    Args:
+        session: The Session of the test.
+        job: A job that is due.
+        queue: The queue; omit it if the process has one PgQueue with tasks.
     """
     with _claimed(session, job, queue) as (worker, claimed, connection):
         attempt = worker.attempt(claimed)

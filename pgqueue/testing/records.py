@@ -35,9 +35,9 @@ def record_steps(
         PgQueueError: No step can have such a name, or the job has ended.
 
     Example:
-        >>> job = order.enqueue(session, 7)
+        >>> job = deliver.enqueue(session, 7)
         >>> record_steps(session, job, {"charge": "receipt of 7"})
-        >>> run_jobs(session)
+        >>> ran = run_jobs(session)
     """
     session, connection = joined_connection(session)
     rows = WaitingJobSteps(connection)

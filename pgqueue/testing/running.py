@@ -27,15 +27,27 @@ def run_jobs(
 ) -> list[Job]:
     """Run the jobs that are due, and those they enqueue, in this thread and this transaction.
 
-    Returns the jobs in the order in which they ran, once for each attempt.  Claims and settles
-    with the statements of a worker; commits nothing.
+    Claims and settles with the statements of a worker; commits nothing.  With an AsyncSession:
+    ``await session.run_sync(run_jobs)``.
 
-    ``until``: also run the jobs that become due within this time, or until this moment, in the
-    order of their due times.  ``raise_errors``: settle a failed attempt, then raise the error of
-    its handler, but not Cancel, Discard and Snooze; with False go on, as a worker does.  ``queue``
-    may be omitted if the process has one PgQueue with tasks.
+    Args:
+        session: The Session of the test.
+        until: Also run the jobs that become due within this time, or until this moment, in the
+            order of their due times.
+        queue: The queue; omit it if the process has one PgQueue with tasks.
+        raise_errors: Settle a failed attempt, then raise the error of its handler, but not Cancel,
+            Discard and Snooze.  With False go on, as a worker does.
 
-    With an AsyncSession: ``await session.run_sync(run_jobs)``.
+    Returns:
+        The jobs in the order in which they ran, once for each attempt.
+
+    Raises:
+        AttemptFailed: With ``raise_errors``, an attempt failed without an exception.
+
+    Example:
+        >>> job = mail.enqueue(session, "ann@example.org")
+        >>> ran = run_jobs(session)
+        >>> assert job.status is JobStatus.SUCCEEDED
     """
     session, connection = joined_connection(session)
     job_ids: list[int] = []

@@ -65,7 +65,14 @@ class QueueViews:
     workers: Sequence[WorkerState]
 
     def busiest(self, most: int) -> "QueueViews":
-        """Those with the largest backlogs, in the order of their names."""
+        """Return the queues with the largest backlogs.
+
+        Args:
+            most: How many at most.
+
+        Returns:
+            These queues, in the order of their names.
+        """
         first = sorted(self.queues, key=lambda row: (-row.count.backlog, row.name))[:most]
         return replace(self, queues=sorted(first, key=lambda row: row.name))
 

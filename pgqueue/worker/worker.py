@@ -50,16 +50,20 @@ class Worker:
 
     Args:
         queue: The queue whose tasks it runs.
-        queues: The names of the queues to serve, by default all queues of registered tasks;
-            ``"*"`` serves all queues, and ``"mail.*"`` all whose names begin with ``mail.``.  Or
-            weights by name: with ``{"mail": 3, "reports": 1}`` three of four jobs are of the queue
-            ``mail`` while both have jobs.
-        **options: ``concurrency``, ``poll_interval``, ``grace`` and others.
-            :class:`pgqueue.options.OptionsOfWorker` declares each, with its default.
+        queues: The names of the queues to serve, by default all queues of registered tasks; ``"*"``
+            serves all queues, and ``"mail.*"`` all whose names begin with ``mail.``.  Or weights by
+            name: with ``{"mail": 3, "reports": 1}`` three of four jobs are of the queue ``mail``
+            while both have jobs.
+        **options: ``concurrency``, ``poll_interval``, ``grace`` and others.  The page "Options" of
+            the reference lists them with their defaults.
 
     Raises:
         OptionError: An option has a wrong value.
         UnknownOption: There is no such option.
+
+    Example:
+        >>> worker = Worker(queue, ["mail", "default"], concurrency=4)
+        >>> counts = worker.run_until_empty(timeout=60)
     """
 
     def __init__(
@@ -94,9 +98,17 @@ class Worker:
         still run then keep their leases until they end, :meth:`interrupt` is called, or the process
         ends.
 
-        Handles signals only in the main thread.  Waits for a database that cannot be reached;
-        raises SchemaError if its tables are missing or of another version, and PgQueueError if a
-        mapped class of the application is wrong.
+        Handles signals only in the main thread.  Waits for a database that cannot be reached.
+
+        Raises:
+            SchemaError: The tables are missing or of another version.
+            NotBound: The queue has no database.
+            OptionError: The queue is bound to a Connection.
+            UsedAcrossFork: The worker was made before a fork of this process.
+            WorkerBroken: A child process imports the main module again, and that starts a worker;
+                or a thread has ended because of a bug in pgqueue.
+            TooManyStuck: Handlers that are past their timeouts occupy all slots.
+            PgQueueError: A mapped class of the application is wrong.
         """
         self._check_process()
         if self._queue.connection is not None:
@@ -116,15 +128,27 @@ class Worker:
     ) -> dict[str, int]:
         """Work until no job is due or running, or for ``timeout`` seconds.
 
-        Returns the number of attempts by ending: succeeded, failed, cancelled, retried, snoozed,
-        interrupted, unreadable, stale.  Jobs may be left: those of tasks this application does not
-        have, those whose arguments it cannot read, or all that did not run within ``timeout``, for
-        example because the database was away.
+        Jobs may be left: those of tasks this application does not have, those whose arguments it
+        cannot read, or all that did not run within ``timeout``, for example because the database
+        was away.
 
-        For tests: with ``raise_errors``, raises the first error of a handler, when all jobs have
-        run.  ``ahead`` also runs the jobs that become due within this time, in the order of their
-        due times.  If the queue is bound to a Connection, the jobs run in this thread and in the
+        If the queue is bound to a Connection, as in a test, the jobs run in this thread and in the
         transaction of the connection, one after the other, without ``timeout``.
+
+        Args:
+            timeout: For how many seconds at most.  None: without a limit.
+            raise_errors: For tests: raise the first error of a handler, when all jobs have run.
+            ahead: Also run the jobs that become due within this time, in the order of their due
+                times.
+
+        Returns:
+            The number of attempts by ending: succeeded, failed, cancelled, retried, snoozed,
+            interrupted, unreadable, stale.
+
+        Raises:
+            AttemptFailed: With ``raise_errors``, an attempt failed without an exception, such as by
+                its timeout.
+            SchemaError, NotBound, PgQueueError: As by :meth:`run`.
         """
         self._check_process()
         check("run_until_empty: ", "ahead", ahead, span(AT_ONCE))
@@ -157,12 +181,19 @@ class Worker:
         """Give up handlers that still run after the grace period; call it before the process ends.
 
         Their attempts are recorded as ``interrupted`` and their results are dropped; their threads
-        go on.  Python calls this at exit.  Returns whether the last run interrupted any attempt.
+        go on.  Python calls this at exit.
+
+        Returns:
+            Whether the last run interrupted any attempt.
         """
         return self._supervisor is not None and self._supervisor.interrupt()
 
     def health(self) -> WorkerHealth | None:
-        """Return the state of this worker; None before it runs.  May be called from any thread."""
+        """Return the state of this worker.  May be called from any thread.
+
+        Returns:
+            The state; None before the worker runs.
+        """
         return None if self._supervisor is None else self._supervisor.health()
 
     def _check_process(self) -> None:
