@@ -17,10 +17,11 @@ from pgqueue.database.handlers import check_binds
 from pgqueue.database.opening import isolation_of, warn_of_unheard_listeners, worker_engine
 from pgqueue.database.settings import OWN
 from pgqueue.errors import WorkerBroken
+from pgqueue.handler.attempt import CANCEL_WITHIN
 from pgqueue.handler.error_reports import log_fields
 from pgqueue.job_queue import PgQueue
 from pgqueue.options import OptionsOfWorker
-from pgqueue.outcomes import Released
+from pgqueue.outcomes import Released, Stopped
 from pgqueue.worker import timeouts
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.duties.admit import Admitter
@@ -256,7 +257,8 @@ class Supervisor:
         for claimed in runtime.buffer.drain():
             runtime.ledger.done(claimed, Released())
         wait_until(have_ended, grace)
-        for run in self._slots.attempts():
+        left = self._slots.attempts()
+        for run in left:
             logger.warning(
                 "job %d %s: its handler still runs after the grace period; the attempt is "
                 "interrupted if it does not end before the process",
@@ -264,13 +266,17 @@ class Supervisor:
                 run.task.name,
                 extra=log_fields(run.claimed),
             )
+            run.ask_to_stop(Stopped())
         if runtime.children.interrupt():
             self._has_interrupted = True
-            wait_until(self._slots.are_killed, lambda: FOR_KILLED)
+            in_children = partial(self._slots.have_ended, lambda run: run.task.in_process)
+            wait_until(in_children, lambda: FOR_KILLED)
+        if any(run.task.is_async for run in left):
+            self._has_interrupted = True
+            on_the_loop = partial(self._slots.have_ended, lambda run: run.task.is_async)
+            wait_until(on_the_loop, lambda: CANCEL_WITHIN)
         if self._slots.are_alive():
             # Their attempts are settled when their threads end, or when the process exits.
-            for run in self._slots.attempts():
-                run.ask_to_stop()
             _outlived.add(self)
             Thread(target=close_after_last_handler, name="pgqueue-last-out", daemon=True).start()
             return
