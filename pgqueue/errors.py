@@ -153,3 +153,11 @@ class DelayInTransaction(UserWarning):
     This is a warning, not an error.  To silence it, call
     ``warnings.filterwarnings("ignore", category=DelayInTransaction)``.
     """
+
+
+class DelayInEventLoop(UserWarning):
+    """``delay()`` was called in an event loop, and has blocked it; ``delay_async()`` does not.
+
+    This is a warning, not an error.  To silence it, call
+    ``warnings.filterwarnings("ignore", category=DelayInEventLoop)``.
+    """

@@ -4,6 +4,7 @@ import concurrent.futures.thread  # noqa: F401  # before _register_atexit below
 import os
 import threading
 import time
+from asyncio import AbstractEventLoop
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +27,7 @@ from pgqueue.worker import timeouts
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.coordinator import CoordinatorListener
+from pgqueue.worker.event_loop import HostLoop
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.heartbeat import Heartbeat
 from pgqueue.worker.janitor import Janitor
@@ -68,8 +70,13 @@ class Supervisor:
         stopping: Event,
         until_empty: bool,
         errors: HandlerErrors | None = None,
+        loop: AbstractEventLoop | None = None,
+        asked: Callable[[], object] = lambda: None,
     ) -> None:
+        """``loop``: that of the application, for async handlers.  ``asked`` is called once the
+        database was asked for its tables, or is away."""
         self._config = config
+        self._asked = asked
         self._stopping = stopping
         self._closing = Lock()
         self._is_closed = False
@@ -80,7 +87,7 @@ class Supervisor:
         self._application_engine = queue.engine
         self._engine = worker_engine(queue.engine)
         self._runtime = runtime = WorkerRuntime(
-            queue, config, self._engine, stopping=stopping, errors=errors
+            queue, config, self._engine, stopping=stopping, errors=errors, loop=loop
         )
         _warn_of_small_pool(runtime)
         warn_of_unheard_listeners(queue.engine, self._engine)
@@ -201,9 +208,10 @@ class Supervisor:
 
         try:
             while not is_over() and not reconnecting.run(verify):
-                pass
+                self._asked()
         finally:
             reconnecting.close()
+        self._asked()
         if coordinator is not None:
             engine = create_engine(coordinator)
             listener = CoordinatorListener(engine, self._runtime.work_may_be_there)
@@ -286,7 +294,7 @@ class Supervisor:
         """Raise if a thread has failed: the worker would look healthy without it."""
         runtime = self._runtime
         # The event loop comes before the slots: its failure ends them, and is the error to show.
-        threads: tuple[WorkerThread | ProcessPool, ...] = (
+        threads: tuple[WorkerThread | ProcessPool | HostLoop, ...] = (
             *self._loops,
             runtime.children,
             runtime.loop,
