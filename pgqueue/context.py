@@ -131,7 +131,8 @@ class JobContext:
     def is_cancelled(self) -> bool:
         """Return whether the handler should stop.
 
-        Sends no query; a cancel is visible within a second.
+        Sends no query; a cancel is visible within a second.  In an async handler,
+        ``CancelledError`` is raised too.
 
         Returns:
             True if the job was cancelled, the attempt has timed out or was taken over, or the

@@ -177,3 +177,11 @@ def warn_deprecated(old: str, *, use: str, removed_in: str) -> None:
         PgQueueDeprecationWarning,
         stacklevel=level,
     )
+
+
+class DelayInEventLoop(UserWarning):
+    """``delay()`` was called in an event loop, and has blocked it; ``delay_async()`` does not.
+
+    This is a warning, not an error.  To silence it, call
+    ``warnings.filterwarnings("ignore", category=DelayInEventLoop)``.
+    """

@@ -197,8 +197,9 @@ class Operations:
         """Cancel a job in the caller's transaction.
 
         A waiting job ends as cancelled.  A running job is asked to stop
-        (:meth:`JobContext.is_cancelled`) and ends as cancelled however its handler ends; the writes
-        of a transactional handler then roll back.  A job that has ended stays as it is.
+        (:meth:`JobContext.is_cancelled`; in an async handler, ``CancelledError`` is raised) and
+        ends as cancelled however its handler ends; the writes of a transactional handler then roll
+        back.  A job that has ended stays as it is.
 
         Args:
             session: A Session or Connection, in whose transaction the job is changed.
