@@ -19,7 +19,7 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
 from pgqueue.operations import Selection
 from pgqueue.operations.selection import RANGES, WRITTEN, ValueKind
-from pgqueue.tasks import Task
+from pgqueue.tasks import Task, queues_of
 from pgqueue.terminal import harmless
 from pgqueue.views.jobs import PageStart, page_start
 
@@ -179,8 +179,7 @@ def complete_task(ctx: click.Context, _parameter: click.Parameter, incomplete: s
 
 def complete_queue(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Queues of the application's tasks."""
-    queues = {task.settings.queue for task in _tasks(ctx)}
-    return sorted(queue for queue in queues if queue.startswith(incomplete))
+    return sorted(queue for queue in queues_of(_tasks(ctx)) if queue.startswith(incomplete))
 
 
 def _tasks(ctx: click.Context) -> list[Task[..., object]]:
@@ -269,7 +268,6 @@ def hint_at_names(
         return
     if task is not None and task not in queue.tasks:
         click.echo(harmless(f"The app has no task {task}. Is the name misspelt?"), err=True)
-    known = {each.settings.queue for each in queue.tasks.values()}
-    if queue_name is not None and queue_name not in known:
+    if queue_name is not None and queue_name not in queues_of(queue.tasks.values()):
         words = f"No task of the app uses queue {queue_name}. Is the name misspelt?"
         click.echo(harmless(words), err=True)
