@@ -57,22 +57,28 @@ class Seconds(click.types.FloatParamType):
 
 
 def as_arguments(
-    _ctx: click.Context, _parameter: click.Parameter, value: str | None
+    _ctx: click.Context, parameter: click.Parameter, value: str | None
 ) -> dict[str, Any] | None:
-    """The callback of --args."""
+    """The callback of --args and --meta."""
+    option = f"--{parameter.name}"
     if value is None:
         return None
     try:
         found = json.loads(value)
     except ValueError as error:
-        raise click.UsageError(f"--args is not JSON: {error}") from error
+        raise click.UsageError(f"{option} is not JSON: {error}") from error
     except RecursionError as error:
-        raise click.UsageError("--args is nested too deeply") from error
+        raise click.UsageError(f"{option} is nested too deeply") from error
     if not isinstance(found, dict):
         raise click.UsageError(
-            "--args is not a JSON object: give the arguments by name, as in '{\"user_id\": 7}'"
+            f"{option} is not a JSON object: give the values by name, as in '{{\"user_id\": 7}}'"
         )
     return found
+
+
+def as_tags(value: str) -> list[str]:
+    """Parameter type: tags, separated by commas."""
+    return [tag for tag in map(str.strip, value.split(",")) if tag]
 
 
 def as_json_value(value: str) -> Any:

@@ -1,7 +1,7 @@
 """``Operator``: somebody who acts, and whose actions the log of operators keeps."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -124,6 +124,10 @@ class Operator:
         delay: timedelta | None = None,
         run_at: datetime | None = None,
         queue: str | None = None,
+        max_attempts: int | None = None,
+        timeout: timedelta | None = None,
+        tags: Sequence[str] | None = None,
+        meta: Mapping[str, Any] | None = None,
         args: Mapping[str, Any] | None = None,
     ) -> ActionRun:
         """Change waiting jobs.
@@ -134,6 +138,10 @@ class Operator:
             delay: Not before, from now.
             run_at: Not before; with a time zone.
             queue: The queue to which the jobs move.
+            max_attempts: More than the attempts that a job has used up.
+            timeout: How long their handlers may run.
+            tags: All tags of the jobs; empty: none.
+            meta: Keys of their meta that change; others stay.
             args: Arguments to change, by name, in their JSON form; others stay.
 
         Returns and raises as :meth:`requeue` does.
@@ -143,6 +151,10 @@ class Operator:
             delay=delay,
             run_at=run_at,
             queue=queue,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            tags=tags,
+            meta=meta,
             args=args,
             are_args_stored=True,
         )
@@ -495,6 +507,9 @@ def _before(
         "priority": values.priority,
         "run_at": values.run_at.isoformat(),
         "queue": values.queue,
+        "max_attempts": values.max_attempts,
+        "tags": values.tags,
+        "meta": values.meta,
     }
     return {"status": status, **{name: changed[name] for name in changed if name in options}}
 

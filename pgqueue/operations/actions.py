@@ -241,7 +241,8 @@ _ON_JOBS = (
         name="change",
         command="change",
         right="edit",
-        help="Change waiting jobs: their queue, priority, time, or some of their arguments.",
+        help="Change waiting jobs: their queue, priority, time, attempts, timeout, tags, meta, or "
+        "some of their arguments.",
         doing="Changing",
         done="changed",
         statuses=WAITING,

@@ -4,7 +4,7 @@ Each call works in the caller's transaction: its changes take effect with the ca
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from itertools import chain
@@ -52,7 +52,7 @@ from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checke
 from pgqueue.rules.unique import stored_forms
 from pgqueue.schedules import Schedules
 from pgqueue.tasks import Task
-from pgqueue.tasks.editing import Changes
+from pgqueue.tasks.editing import CHANGEABLE, Changes
 
 MOST_BATCHES = 1_000_000
 
@@ -280,12 +280,18 @@ class Operations:
         delay: timedelta | None = None,
         run_at: datetime | None = None,
         queue: str | None = None,
+        max_attempts: int | None = None,
+        timeout: timedelta | None = None,
+        tags: Sequence[str] | None = None,
+        meta: Mapping[str, Any] | None = None,
         args: Mapping[str, Any] | None = None,
         **others: Never,
     ) -> Change:
-        """Change a job that waits: its queue, priority, time, or some of its arguments.
+        """Change a job that waits: where, when and how it runs, or some of its arguments.
 
-        ``delay`` counts from now, and a ``run_at`` in the past means now.  ``args`` has the
+        ``delay`` counts from now, and a ``run_at`` in the past means now.  ``max_attempts`` is more
+        than the attempts that the job has used up.  ``tags`` has all tags of the job, ``meta`` the
+        keys that change; the others stay.  ``args`` has the
         arguments to change by name; the others stay.  All are checked as by an enqueue.  A unique
         key that was made of the arguments changes with them.  An argument by which the job counts
         in a limit cannot change, and a job moves to another queue only if neither has limits.  A
@@ -300,10 +306,20 @@ class Operations:
         job_id = checked_id(job_id)
         for name in others:
             raise OptionError(
-                f"change of job {job_id}: {name} cannot be changed, only priority, delay, run_at, "
-                "queue and args; enqueue another job with it, and cancel this one"
+                f"change of job {job_id}: {name} cannot be changed, only {', '.join(CHANGEABLE)}; "
+                "enqueue another job with it, and cancel this one"
             )
-        changes = Changes(priority=priority, delay=delay, run_at=run_at, queue=queue, args=args)
+        changes = Changes(
+            priority=priority,
+            delay=delay,
+            run_at=run_at,
+            queue=queue,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            tags=tags,
+            meta=meta,
+            args=args,
+        )
         return self._act("change", session, job_id, changes)
 
     @translated_errors()

@@ -225,7 +225,10 @@ def values_of_job(*, with_args: bool) -> sa.Executable:
     Not every role may read arguments.
     """
     leased = sa.exists().where(leases.c.target_id == jobs.c.id).label("leased")
-    names = ("id", "task", "queue", "outcome", "priority", "run_at", "unique_key", "limit_keys")
+    names = (
+        *("id", "task", "queue", "outcome", "priority", "run_at", "unique_key", "limit_keys"),
+        *("max_attempts", "attempts", "tags", "meta"),
+    )
     args = jobs.c.args if with_args else sa.null().label("args")
     columns = (*(jobs.c[name] for name in names), leased)
     return sa.select(*map(readable, columns), moment(clock()), args).where(jobs.c.id == JOB)
@@ -285,6 +288,9 @@ def new_values(columns: tuple[str, ...]) -> dict[str, Any]:
         "priority": sa.bindparam(f"{NEW}priority", type_=sa.SmallInteger),
         "run_at": _not_in_the_past(),
         "queue": sa.bindparam(f"{NEW}queue", type_=sa.Text),
+        "max_attempts": sa.bindparam(f"{NEW}max_attempts", type_=sa.SmallInteger),
+        "tags": json_parameter(f"{NEW}tags"),
+        "meta": json_parameter(f"{NEW}meta"),
         "args": json_parameter(f"{NEW}args"),
         "unique_key": unique_key,
         "held_unique_key": sa.case((is_held, sa.cast(unique_key, sa.Text))),
@@ -312,13 +318,11 @@ def _changed_in_lane(
 def replaced(messages: sa.Delete, values: dict[str, Any], *, notify: bool) -> sa.Executable:
     """Give the jobs of deleted messages new values, and new messages at their new positions,
     which keep what the old ones say about past attempts; returns the jobs."""
-    kept = [message_queue.c[name] for name in ("attempt", "crashes", "alone")]
+    kept = [message_queue.c[name] for name in ("attempt", "crashes")]
     taken = messages.returning(message_queue.c.target_id, *kept).cte("taken")
-    attempt, crashes, alone = (taken.c[column.name] for column in kept)
+    most = [pg.max(taken.c[column.name]).label(column.name) for column in kept]
     one = (  # for a job that had two
-        sa.select(taken.c.target_id, pg.max(attempt), pg.max(crashes), pg.bool_or(alone))
-        .group_by(taken.c.target_id)
-        .subquery("one")
+        sa.select(taken.c.target_id, *most).group_by(taken.c.target_id).subquery("one")
     )
     job = (
         sa.update(jobs)
@@ -328,10 +332,11 @@ def replaced(messages: sa.Delete, values: dict[str, Any], *, notify: bool) -> sa
         .cte("job")
     )
     columns = (job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task)
-    rows = sa.select(*columns, *list(one.c)[1:]).select_from(
+    alone = sa.or_(one.c.crashes > 0, job.c.max_attempts == 1)
+    rows = sa.select(*columns, *list(one.c)[1:], alone).select_from(
         job.join(one, one.c.target_id == job.c.id)
     )
-    names = [*POSITION, "target_id", "task", *(column.name for column in kept)]
+    names = [*POSITION, "target_id", "task", *(column.name for column in kept), "alone"]
     new = sa.insert(message_queue).from_select(names, rows)
     woken = notified("rewind") if notify else sa.true()
     return sa.select(job.c.id, woken).add_cte(new.cte("message"))
@@ -393,6 +398,10 @@ class JobValues(NamedTuple):
     run_at: datetime
     unique_key: str | None
     limit_keys: str | None
+    max_attempts: int
+    attempts: int
+    tags: Any
+    meta: Any
     is_leased: bool
     now: datetime
     """The time of the database."""

@@ -144,6 +144,8 @@ class TestByFilter:
             (("run-now", "--task", "limited"), "1 due now\n"),
             (("change", "--task", "send", "--priority", "9"), "2 changed\n"),
             (("change", "--before", "2", "--priority", "9"), "1 changed\n"),
+            (("change", "--task", "send", "--max-attempts", "9", "--timeout", "5"), "2 changed\n"),
+            (("change", "--task", "send", "--tags", "a, b", "--meta", '{"c": 1}'), "2 changed\n"),
             (("change", "--task", "limited", "--delay", "60"), "2 changed\n"),
         ],
     )
@@ -300,6 +302,7 @@ class TestNewArguments:
         ("change 1 --run-at soon", "is not a time"),
         ("change 1 --delay -1", "is not between 0 and 86400 seconds"),
         ("change 1 --args [1]", "--args is not a JSON object"),
+        ("change 1 --meta [1]", "--meta is not a JSON object"),
         (f"change 1 --args {'[' * 100_000}", "--args is nested too deeply"),
         ("schedules pause", "Missing argument"),
         ("quiet here:1", "give the ids that `pgqueue workers` shows"),
