@@ -60,7 +60,7 @@ def as_arguments(
     _ctx: click.Context, parameter: click.Parameter, value: str | None
 ) -> dict[str, Any] | None:
     """The callback of --args and --meta."""
-    option = f"--{parameter.name}"
+    option, noun = f"--{parameter.name}", "keys" if parameter.name == "meta" else "arguments"
     if value is None:
         return None
     try:
@@ -71,7 +71,7 @@ def as_arguments(
         raise click.UsageError(f"{option} is nested too deeply") from error
     if not isinstance(found, dict):
         raise click.UsageError(
-            f"{option} is not a JSON object: give the values by name, as in '{{\"user_id\": 7}}'"
+            f"{option} is not a JSON object: give the {noun} by name, as in '{{\"user_id\": 7}}'"
         )
     return found
 

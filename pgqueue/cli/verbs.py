@@ -83,6 +83,13 @@ _args = click.option(
     help="New values of some arguments by name, as JSON; others stay.",
 )
 
+_spread = click.option(
+    "--spread",
+    type=as_span,
+    metavar="SPAN",
+    help="Make the jobs due one after the other over this time, as 20m, and not now.",
+)
+
 WITH_OPTIONS = (
     Verb(
         ON_JOBS["requeue"],
@@ -91,13 +98,21 @@ WITH_OPTIONS = (
         "  Jobs that are not, or no longer, failed or cancelled stay as they are.",
         (
             _args,
-            click.option(
-                "--spread",
-                type=as_span,
-                metavar="SPAN",
-                help="Make the jobs due one after the other over this time, as 20m, and not now.",
-            ),
+            _spread,
         ),
+    ),
+    Verb(
+        ON_JOBS["run_again"],
+        ("4711 4712", "--status succeeded --task mail.welcome"),
+        "The copies belong to no batch and no workflow.  Jobs that have not ended stay as they "
+        "are.",
+        (_spread,),
+    ),
+    Verb(
+        ON_JOBS["delete"],
+        ("4711 4712", "--status cancelled --task mail.welcome"),
+        "A job that runs, for which an open batch, a workflow or another job waits, or to which a "
+        "row of the application refers, is refused.",
     ),
     Verb(
         ON_JOBS["cancel"],

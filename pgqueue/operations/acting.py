@@ -112,6 +112,23 @@ class Operator:
         changes = None if args is None else Changes(args=args, are_args_stored=True)
         return self.start("requeue", jobs, changes=changes, spread=spread).finish()
 
+    def run_again(self, jobs: Selection, *, spread: timedelta | None = None) -> ActionRun:
+        """Enqueue copies of jobs that have ended; the old jobs and their attempts stay.
+
+        Args:
+            jobs: Which jobs.
+            spread: Make the copies due one after the other over this time from now on.
+
+        Returns and raises as :meth:`requeue` does.  The ``last`` result has the id of the last
+        copy.
+        """
+        return self.start("run_again", jobs, spread=spread).finish()
+
+    def delete(self, jobs: Selection) -> ActionRun:
+        """Delete jobs that do not run, as :meth:`PgQueue.delete` does; returns and raises as
+        :meth:`requeue` does."""
+        return self.start("delete", jobs).finish()
+
     def run_now(self, jobs: Selection) -> ActionRun:
         """Make waiting jobs due now; returns and raises as :meth:`requeue` does."""
         return self.start("run_now", jobs).finish()
@@ -542,6 +559,8 @@ class AsyncOperator:
         return await asyncio.to_thread(lambda: self.operator.go_on(action_id).finish())
 
     requeue = _in_thread(Operator.requeue)
+    run_again = _in_thread(Operator.run_again)
+    delete = _in_thread(Operator.delete)
     run_now = _in_thread(Operator.run_now)
     change = _in_thread(Operator.change)
     cancel = _in_thread(Operator.cancel)

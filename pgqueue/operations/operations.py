@@ -271,6 +271,56 @@ class Operations:
         return self._act("requeue", session, job_id, None if args is None else Changes(args=args))
 
     @translated_errors()
+    def run_again(self, session: AnySession, job_id: int) -> int:
+        """Enqueue a copy of a job that has ended, which runs now; the old job stays as it is.
+
+        The copy has the task, queue, arguments, priority, attempts, unique key, limits, tags and
+        meta of the job, and names the job in its meta, as ``pgqueue.copy_of``.  It belongs to no
+        batch and no workflow.  For a failed job :meth:`requeue` runs the same job again.
+
+        Args:
+            session: A Session or Connection.
+            job_id: The job.
+
+        Returns:
+            The id of the copy.
+
+        Raises:
+            JobNotFound: There is no such job.
+            OptionError: The job has not ended.
+            DuplicateJob: Another job holds the unique key; also the job itself, if its key is that
+                of a period.
+
+        Example:
+            >>> copy_id = queue.run_again(session, report.id)
+        """
+        context = self._context_of("run_again", session, job_id)
+        if not ON_JOBS["run_again"].one(context, job_id, None):
+            raise OptionError(f"job {job_id} has not ended; enqueue another one")
+        return context.copies[job_id]
+
+    @translated_errors()
+    def delete(self, session: AnySession, job_id: int) -> None:
+        """Delete a job that does not run, with its attempts and all else on record about it.
+
+        Workers delete ended jobs by themselves, when their time is over.  ``session.delete(job)``
+        does the same for a loaded Job.  Checks the deferred constraints of the transaction.
+
+        Args:
+            session: A Session or Connection.
+            job_id: A job that waits or has ended.
+
+        Raises:
+            JobNotFound: There is no such job.
+            OptionError: The job runs, an open batch or workflow or another job waits for its end,
+                or a row of the application refers to it.
+
+        Example:
+            >>> queue.delete(session, job.id)
+        """
+        self._act("delete", session, job_id)
+
+    @translated_errors()
     def change(
         self,
         session: AnySession,
@@ -554,9 +604,14 @@ class Operations:
         self, action: str, session: AnySession, job_id: int, changes: Changes | None = None
     ) -> Change:
         """Do an action on one job in the caller's transaction."""
-        job_id = checked_id(job_id)
-        connection = in_transaction(session, f"{action} of job {job_id}")
-        return ON_JOBS[action].one(self.action_context(connection, changes), job_id, None)
+        context = self._context_of(action, session, job_id, changes)
+        return ON_JOBS[action].one(context, job_id, None)
+
+    def _context_of(
+        self, action: str, session: AnySession, job_id: int, changes: Changes | None = None
+    ) -> ActionContext:
+        connection = in_transaction(session, f"{action} of job {checked_id(job_id)}")
+        return self.action_context(connection, changes)
 
     def _cancel_all(
         self, session: AnySession, selection: Selection, where: str

@@ -76,8 +76,8 @@ class TestByIds:
         assert ended.stderr == f"4711: not found, because {missing}\n"
         assert json.loads(document.stdout) == {
             "jobs": [
-                {"id": alive, "change": "cancelled", "reason": None},
-                {"id": 4711, "change": "not_found", "reason": missing},
+                {"id": alive, "change": "cancelled", "reason": None, "copy_id": None},
+                {"id": 4711, "change": "not_found", "reason": missing, "copy_id": None},
             ],
             "counts": {"cancelled": 1, "not_found": 1},
         }
@@ -413,3 +413,17 @@ def test_an_error_is_tried_and_muted(queue: PgQueue) -> None:
     assert tried.stdout == f"{ids[1]}: requeued\n"
     assert muted.stdout == "muted for 2 hours\n"
     assert (unknown.returncode, "has not failed with this error" in unknown.stderr) == (1, True)
+
+
+def test_jobs_run_again_and_are_deleted(queue: PgQueue, engine: Engine) -> None:
+    [dead], [alive] = failed(queue), waiting(queue, "ada")
+
+    copied = command(queue, "run-again", str(dead), str(alive))
+    assert copied.stdout.splitlines() == [
+        f"{dead}: copied as job 3",
+        f"{alive}: unchanged, because its status is pending",
+    ]
+    deleted = command(queue, "delete", "--status", "failed", "--task", "send", "--yes")
+    assert deleted.stdout == "1 deleted\n"
+
+    assert set(statuses(engine)) == {alive, 3}
