@@ -128,6 +128,14 @@ class JobContext:
     """The workflow to which the job belongs."""
     steps: Steps | None = field(default=None, repr=False)
 
+    @property
+    def is_last_attempt(self) -> bool:
+        """Whether ``max_attempts`` is reached: if this attempt fails, the job fails.
+
+        An error that the retry policy does not retry fails the job in any attempt.
+        """
+        return self.attempt >= self.max_attempts
+
     def is_cancelled(self) -> bool:
         """Return whether the handler should stop.
 

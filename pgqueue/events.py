@@ -84,6 +84,8 @@ class AttemptEnded:
     """How long the handler ran.  None if it has not started, or if another worker started it."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     """The ``meta`` of the job, as ``ctx.meta``."""
+    moved_to: str | None = None
+    """The queue to which the retry moves the job; None if it stays in its queue."""
 
 
 AttemptCallback = Callable[[AttemptEnded], object]

@@ -68,7 +68,7 @@ from pgqueue.schedules import (
     Schedules,
     declaration,
 )
-from pgqueue.tasks import Task
+from pgqueue.tasks import Task, queues_of
 from pgqueue.tasks.address import address_of, default_name
 from pgqueue.tasks.decorator import TaskDecorator
 from pgqueue.tasks.task import MetaSource
@@ -757,7 +757,7 @@ class PgQueue(Operations):
             >>> session.commit()
         """
         if queues is None:
-            named = {task.settings.queue for task in self.tasks.values()}
+            named = queues_of(self.tasks.values())
             queues = sorted(named | {DEFAULT_QUEUE})
         if isinstance(queues, str) or not queues:
             raise OptionError(f"claim: queues is {queues!r}; give a list of queue names")

@@ -102,6 +102,7 @@ class JobOptions(TypedDict, total=False):
     unique_key: str | Callable[..., str | None] | None
     on_duplicate: Literal["return", "raise"]
     max_attempts: int
+    retry: Retry
     meta: Mapping[str, Any]
     tags: Sequence[str]
     node: int | str | UUID | None
@@ -122,9 +123,19 @@ class WorkerOptions(TypedDict, total=False):
     log_jobs: Literal["info", "debug"] | None
 
 
-def seconds(stored: Any) -> timedelta:
+def seconds(stored: Any, of_task: timedelta | None) -> timedelta:
     """Return a timedelta that meta has in seconds."""
     return timedelta(seconds=stored)
+
+
+def as_noted(value: Any) -> Any:
+    """Return the value of an option as meta has it."""
+    match value:
+        case timedelta():
+            return value.total_seconds()
+        case Retry():
+            return value.stored()
+    return value
 
 
 def option(
@@ -134,14 +145,14 @@ def option(
     *,
     by_default: str = "",
     is_for: str = "task",
-    from_meta: Callable[[Any], Any] | None = None,
+    from_meta: Callable[[Any, Any], Any] | None = None,
 ) -> Any:
     """Declare an option.
 
     ``help``: its line in the reference.  ``by_default``: there, a default that its value does not
     explain.  ``is_for``: "task", "enqueue", "task and enqueue" or "worker".  ``from_meta``: the
     value that one enqueue gives is noted in the meta of its job, and this function makes it of its
-    JSON, such as ``seconds`` a timedelta; None stays None.
+    JSON and of the value of the task, such as ``seconds`` a timedelta; None stays None.
     """
     about = {
         "check": check,
@@ -207,6 +218,8 @@ class Options:
         instance(Retry, "a Retry, e.g. Retry.never(), and the number of attempts as max_attempts"),
         "when a job runs again after a failed attempt",
         by_default="`Retry.exponential()`: 1 s, doubled after each attempt up to 1 h, with jitter",
+        is_for=BOTH,
+        from_meta=Retry.from_stored,
     )
     unique: Unique | None = option(
         None,
@@ -321,6 +334,8 @@ class Options:
             given = {"unique_key": None, "on_duplicate": DEFAULT_ON_DUPLICATE, **given}
         elif "unique_key" in given:
             given = {"unique": None, **given}
+        if isinstance(given.get("retry"), Retry):
+            given = {**given, "retry": _retry_of_job(where, given["retry"], self.retry)}
         changed = replace(self, **given)
         changed._check()
         _check_known_to_workers(where, self, changed)
@@ -329,14 +344,10 @@ class Options:
 
     def noted(self, names: Iterable[str]) -> dict[str, Any]:
         """Return what meta notes of the options with these names, which one enqueue has given."""
-        values = {
-            RESERVED + each.name: getattr(self, each.name)
+        return {
+            RESERVED + each.name: as_noted(getattr(self, each.name))
             for each in FROM_META
             if each.name in names
-        }
-        return {
-            key: value.total_seconds() if isinstance(value, timedelta) else value
-            for key, value in values.items()
         }
 
     def as_enqueued(self, meta: str | None) -> "Options":
@@ -357,8 +368,8 @@ class Options:
             if RESERVED + each.name not in stored:
                 continue
             with suppress(ValueError, TypeError, OverflowError):
-                own = stored[RESERVED + each.name]
-                value = None if own is None else each.metadata["from_meta"](own)
+                own, of_task = stored[RESERVED + each.name], getattr(self, each.name)
+                value = None if own is None else each.metadata["from_meta"](own, of_task)
                 if each.metadata["check"](value) is None:
                     changed[each.name] = value
         return replace(self, **changed) if changed else self
@@ -380,6 +391,11 @@ class Options:
     def frees_key_at_start(self) -> bool:
         """Whether a worker gives back the unique key of a job before its handler starts."""
         return self.unique is not None and self.unique.until == "started"
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queues of the jobs: at first, and when they are retried."""
+        return (self.queue,) if self.retry.queue is None else (self.queue, self.retry.queue)
 
     def _in_unique(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the options, with ``on_duplicate`` as part of the ``unique`` of the task."""
@@ -414,6 +430,13 @@ class Options:
         own = key if unique is None else unique.key
         if isinstance(own, str):
             storable_key(own, self.task)
+        unique = self.uniqueness
+        holds_in_queue = unique is not None and (unique.until, unique.across) == ("finished", None)
+        if holds_in_queue and self.retry.queue not in (None, self.queue):
+            raise OptionError(
+                f"{where}its retries move to queue {self.retry.queue!r}, where its unique key does "
+                "not hold; give unique=Unique(..., across='queues'), or omit in_queue()"
+            )
 
 
 OPTIONS = tuple(each for each in fields(Options) if each.name != "task")
@@ -577,6 +600,21 @@ _BELONGS_TO = {
     TaskOptions: " for one enqueue; give it to the task: @queue.task({name}=...)",
     JobOptions: " for a task; give it to one enqueue: task.options({name}=...)",
 }
+
+
+def _retry_of_job(where: str, retry: Retry, of_task: Retry) -> Retry:
+    """Return the policy of one enqueue, with the exceptions of that of the task."""
+    own = (retry.retried, retry.given_up)
+    if own not in (((), ()), (of_task.retried, of_task.given_up)):
+        raise OptionError(
+            f"{where}retry of one enqueue has only() or never_on(), whose exceptions cannot be "
+            "stored with a job; give them to the task, where they hold for each of its jobs"
+        )
+    try:
+        retry.stored()
+    except OptionError as error:
+        raise OptionError(f"{where}{error}") from None
+    return retry.with_exceptions_of(of_task)
 
 
 def _check_known_to_workers(where: str, of_task: Options, of_job: Options) -> None:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, ClassVar
 
-from pgqueue.checks import LONGEST_DELAY
+from pgqueue.checks import LONGEST_DELAY, check_queue_name, check_whole
 from pgqueue.errors import ArgumentsError
 
 
@@ -71,15 +71,75 @@ class Snooze(Exception):
     """
 
     def __init__(self, delay: timedelta) -> None:
-        if not isinstance(delay, timedelta):
-            raise ArgumentsError(f"Snooze takes a timedelta, not {delay!r}; timedelta(minutes=5)?")
-        if not timedelta(0) <= delay <= LONGEST_DELAY:
-            raise ArgumentsError(
-                f"Snooze takes a timedelta from zero to {LONGEST_DELAY.days} days, not {delay!r}: "
-                "the job would run again at once and for ever, or never"
-            )
+        _check_delay("Snooze", delay)
         super().__init__(delay)
         self.delay = delay
+
+
+def _check_delay(what: str, delay: Any) -> None:
+    if not isinstance(delay, timedelta):
+        raise ArgumentsError(f"{what} takes a timedelta, not {delay!r}; timedelta(minutes=5)?")
+    if not timedelta(0) <= delay <= LONGEST_DELAY:
+        raise ArgumentsError(
+            f"{what} takes a timedelta from zero to {LONGEST_DELAY.days} days, not {delay!r}: "
+            "the job would run again at once and for ever, or never"
+        )
+
+
+class RetryLater(Exception):
+    """Fail this attempt, and retry the job as is said here, while it has attempts left.
+
+    Counts as a failed attempt, whose error is the exception that has led to it: ``raise
+    RetryLater(...) from error``, or inside of an ``except`` block.  ``Retry.only()`` and
+    ``never_on()`` do not apply, ``for_at_most()`` does.
+
+    If a handler returns it, its writes commit; if it raises it, they roll back.
+
+    Args:
+        delay: How long to wait for the next attempt.  None: as the policy of the task says.
+        queue: The queue to which the job moves.  None: as the policy says.  A job whose unique key
+            holds in its queue only stays there, and so does one whose queue has limits.
+        priority: The priority from 0 to 9 of the job from now on.  None: as the policy says.
+
+    Raises:
+        ArgumentsError: The delay is no timedelta from zero on.
+        OptionError: No queue can have this name, or no job this priority.
+
+    Example:
+        >>> try:
+        ...     send(message)
+        ... except ServerIsDown as error:
+        ...     raise RetryLater(timedelta(minutes=5), queue="retries") from error
+    """
+
+    def __init__(
+        self,
+        delay: timedelta | None = None,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+    ) -> None:
+        if delay is not None:
+            _check_delay("RetryLater", delay)
+        if queue is not None:
+            check_queue_name(queue, "RetryLater: ")
+        if priority is not None:
+            check_whole("RetryLater: ", "priority", priority, 0, 9)
+        super().__init__(delay, queue, priority)
+        self.delay = delay
+        self.queue = queue
+        self.priority = priority
+
+    def __str__(self) -> str:
+        return "the handler asks for another attempt"
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The error of an attempt: the exception that has led to a RetryLater, not the request."""
+    if not isinstance(error, RetryLater):
+        return error
+    context = None if error.__suppress_context__ else error.__context__
+    return error.__cause__ or context or error
 
 
 class AttemptEnd(StrEnum):
@@ -139,7 +199,12 @@ class Retried:
     give_up_after: timedelta | None = None
     """The job fails instead if the next attempt would start later than this after the start of the
     first one."""
-    keeps_writes: ClassVar[bool] = False
+    queue: str | None = None
+    """The queue to which the job moves; None: it stays."""
+    priority: int | None = None
+    """The priority of the job from now on; None: it stays."""
+    keeps_writes: bool = False
+    """Whether the handler returned this request: its writes are kept."""
 
 
 @dataclass(frozen=True, slots=True)

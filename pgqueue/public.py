@@ -41,7 +41,15 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.models import DeadLetter, Job, JobAttempt, JobStatus, Lease, MessageQueue
 from pgqueue.nodes import Node
 from pgqueue.operations import ActionRun, AsyncOperator, Operator, Result, Selection
-from pgqueue.outcomes import AttemptEnd, Cancel, Discard, ErrorReport, Snooze, Suspended
+from pgqueue.outcomes import (
+    AttemptEnd,
+    Cancel,
+    Discard,
+    ErrorReport,
+    RetryLater,
+    Snooze,
+    Suspended,
+)
 from pgqueue.redaction import Secret
 from pgqueue.repository.batches import BatchState
 from pgqueue.repository.invariants import Violation
@@ -75,6 +83,7 @@ __all__ = [
     "Limit",
     "Cancel",
     "Discard",
+    "RetryLater",
     "Snooze",
     "Suspended",
     # events

@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 
 from pgqueue.context import JobContext
 from pgqueue.job_queue import PgQueue
-from pgqueue.outcomes import Cancel, Snooze, Suspended
+from pgqueue.outcomes import Cancel, Snooze, Suspended, cause_of
 from pgqueue.tasks import Task
 
 __all__ = ["instrument"]
@@ -87,7 +87,7 @@ class Spans:
                 if isinstance(error, CancelledError) and ctx.is_cancelled():
                     raise  # the handler was stopped
                 has_secrets = bool(self._queue.find(ctx.task).settings.secret_args)
-                _note_error(span, error, in_full=not has_secrets)
+                _note_error(span, cause_of(error), in_full=not has_secrets)
                 raise
 
 

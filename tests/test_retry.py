@@ -1,6 +1,7 @@
 """A retry policy decides whether a failed attempt is followed by another, and when."""
 
 import itertools
+import json
 import logging
 import math
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgqueue.errors import OptionError
+from pgqueue.options import Options
 from pgqueue.outcomes import AttemptEnd, ErrorReport, Failed, Retried
 from pgqueue.rules.retry import DEFAULT_RETRY, MAX_DELAY, Retry
 
@@ -267,3 +269,52 @@ def test_for_at_most_takes_a_timedelta_above_zero(duration: Any) -> None:
         OptionError, match=r"for_at_most\(\): duration is .*; give a timedelta above zero"
     ):
         Retry.never().for_at_most(duration)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Retry.never(),
+        Retry.constant(SECOND),
+        Retry.linear(SECOND),
+        Retry.exponential(factor=1.5, jitter=False).in_queue("retries").with_priority(0),
+        Retry.exponential().for_at_most(SECOND * 7),
+    ],
+    ids=repr,
+)
+def test_a_stored_policy_is_read_as_it_was_with_the_exceptions_of_the_task(policy: Retry) -> None:
+    task = Retry.never().only(ValueError).never_on(KeyError)
+
+    stored = json.loads(json.dumps(policy.stored(), sort_keys=True))
+
+    assert Retry.from_stored(stored, task) == policy.only(ValueError).never_on(KeyError)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {},
+        [],
+        7,
+        {"constant": {}},
+        {"constant": {"interval": -1}},
+        {"constant": {"interval": 1e999}},
+        {"never": {}, "constant": {"interval": 1}},
+        {"never": {}, "in_queue": "a b"},
+        {"never": {}, "with_priority": 10},
+        {"exponential": {"base": 1, "with": 2}},
+    ],
+    ids=repr,
+)
+def test_a_policy_written_by_hand_counts_as_none(stored: Any) -> None:
+    of_task = Options(task="t")
+
+    meta = json.dumps({"pgqueue.retry": stored})
+
+    assert of_task.as_enqueued(meta).retry == DEFAULT_RETRY
+
+
+def test_a_repr_has_the_queue_and_the_priority() -> None:
+    policy = Retry.never().in_queue("retries").with_priority(9)
+
+    assert repr(policy) == "Retry.never().in_queue('retries').with_priority(9)"

@@ -309,6 +309,7 @@ def create_what_ended() -> None:
         text("error", null=True),
         text("traceback", null=True),
         column("worker_id", sa.Uuid, null=True),
+        text("moved_to", null=True),
         time("started_at"),
         time_of_insert("finished_at"),
         key("job_attempts", "job_id", "message_id", "attempt"),

@@ -29,9 +29,10 @@ Exit codes:
 COMMANDS = """\
 batches lists List the newest batches with their progress.
 cancel verbs Cancel jobs: a waiting job ends at once, a running job is asked to stop.
-change verbs Change waiting jobs: their queue, priority, time, or some of their arguments.
+change verbs Change waiting jobs: their queue, priority, time, attempts, timeout, tags, meta,...
 continue verbs Go on with an interrupted action on many jobs, as `pgqueue log --unfinished` lists...
 dashboard dashboard Serve the dashboard, until Ctrl-C.
+delete verbs Delete jobs that do not run, with all that is on record about them.
 doctor doctor Look for problems: the tables' version, broken rows, settings that lose commits.
 enqueue jobs Enqueue a job of a task, in a transaction of its own.
 failures lists List the errors of jobs, those of one kind together, the newest first.
@@ -49,6 +50,7 @@ restart verbs Start a workflow that has ended again from a job on.
 resume pauses Undo `pgqueue pause`.
 revision tables Write a revision by which your own Alembic history upgrades pgqueue's tables.
 revoke tables Revoke all rights of roles on the tables.
+run-again verbs Enqueue copies of jobs that have ended; the old jobs and their attempts stay.
 run-now verbs Make waiting jobs due now: those that were delayed, and those that wait for a retry.
 schedules verbs Show the schedules with their next three runs, in their zone and in UTC.
 set-limit pauses Set how many jobs of a limit run at once, or start in its period, for all workers.

@@ -181,6 +181,8 @@ def _lines(job: JobDetails, reasons: Sequence[Reason]) -> Iterator[str]:
         yield f"Attempt {attempt.attempt}  {attempt.outcome}  {began}{local(attempt.finished_at)}"
         if attempt.worker_id is not None:
             yield f"  on {_worker(attempt)}"
+        if attempt.moved_to is not None:
+            yield f"  retried in queue {attempt.moved_to}"
         # A traceback ends with the error itself.
         error = None if attempt.error_type is None else f"{attempt.error_type}: {attempt.error}"
         words = attempt.traceback or error or ""

@@ -19,7 +19,7 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.models import JobStatus
 from pgqueue.operations import Selection
 from pgqueue.operations.selection import RANGES, WRITTEN, ValueKind
-from pgqueue.tasks import Task
+from pgqueue.tasks import Task, queues_of
 from pgqueue.terminal import harmless
 from pgqueue.views.jobs import PageStart, page_start
 
@@ -57,22 +57,28 @@ class Seconds(click.types.FloatParamType):
 
 
 def as_arguments(
-    _ctx: click.Context, _parameter: click.Parameter, value: str | None
+    _ctx: click.Context, parameter: click.Parameter, value: str | None
 ) -> dict[str, Any] | None:
-    """The callback of --args."""
+    """The callback of --args and --meta."""
+    option, noun = f"--{parameter.name}", "keys" if parameter.name == "meta" else "arguments"
     if value is None:
         return None
     try:
         found = json.loads(value)
     except ValueError as error:
-        raise click.UsageError(f"--args is not JSON: {error}") from error
+        raise click.UsageError(f"{option} is not JSON: {error}") from error
     except RecursionError as error:
-        raise click.UsageError("--args is nested too deeply") from error
+        raise click.UsageError(f"{option} is nested too deeply") from error
     if not isinstance(found, dict):
         raise click.UsageError(
-            "--args is not a JSON object: give the arguments by name, as in '{\"user_id\": 7}'"
+            f"{option} is not a JSON object: give the {noun} by name, as in '{{\"user_id\": 7}}'"
         )
     return found
+
+
+def as_tags(value: str) -> list[str]:
+    """Parameter type: tags, separated by commas."""
+    return [tag for tag in map(str.strip, value.split(",")) if tag]
 
 
 def as_json_value(value: str) -> Any:
@@ -179,8 +185,7 @@ def complete_task(ctx: click.Context, _parameter: click.Parameter, incomplete: s
 
 def complete_queue(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Queues of the application's tasks."""
-    queues = {task.settings.queue for task in _tasks(ctx)}
-    return sorted(queue for queue in queues if queue.startswith(incomplete))
+    return sorted(queue for queue in queues_of(_tasks(ctx)) if queue.startswith(incomplete))
 
 
 def _tasks(ctx: click.Context) -> list[Task[..., object]]:
@@ -269,7 +274,6 @@ def hint_at_names(
         return
     if task is not None and task not in queue.tasks:
         click.echo(harmless(f"The app has no task {task}. Is the name misspelt?"), err=True)
-    known = {each.settings.queue for each in queue.tasks.values()}
-    if queue_name is not None and queue_name not in known:
+    if queue_name is not None and queue_name not in queues_of(queue.tasks.values()):
         words = f"No task of the app uses queue {queue_name}. Is the name misspelt?"
         click.echo(harmless(words), err=True)

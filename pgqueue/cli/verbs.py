@@ -30,6 +30,7 @@ from pgqueue.cli.options import (
     as_job_id,
     as_json_value,
     as_span,
+    as_tags,
     as_time,
     as_worker_id,
     chosen_jobs,
@@ -45,6 +46,7 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.operations import ActionRun, Selection
 from pgqueue.operations.actions import ACTIONS, ON_JOBS, JobAction, Target
 from pgqueue.operations.results import Effect
+from pgqueue.options import MOST_ATTEMPTS
 from pgqueue.tasks.editing import Changes
 from pgqueue.terminal import harmless, print_json
 
@@ -81,6 +83,13 @@ _args = click.option(
     help="New values of some arguments by name, as JSON; others stay.",
 )
 
+_spread = click.option(
+    "--spread",
+    type=as_span,
+    metavar="SPAN",
+    help="Make the jobs due one after the other over this time, as 20m, and not now.",
+)
+
 WITH_OPTIONS = (
     Verb(
         ON_JOBS["requeue"],
@@ -89,13 +98,21 @@ WITH_OPTIONS = (
         "  Jobs that are not, or no longer, failed or cancelled stay as they are.",
         (
             _args,
-            click.option(
-                "--spread",
-                type=as_span,
-                metavar="SPAN",
-                help="Make the jobs due one after the other over this time, as 20m, and not now.",
-            ),
+            _spread,
         ),
+    ),
+    Verb(
+        ON_JOBS["run_again"],
+        ("4711 4712", "--status succeeded --task mail.welcome"),
+        "The copies belong to no batch and no workflow.  Jobs that have not ended stay as they "
+        "are.",
+        (_spread,),
+    ),
+    Verb(
+        ON_JOBS["delete"],
+        ("4711 4712", "--status cancelled --task mail.welcome"),
+        "A job that runs, for which an open batch, a workflow or another job waits, or to which a "
+        "row of the application refers, is refused.",
     ),
     Verb(
         ON_JOBS["cancel"],
@@ -134,6 +151,25 @@ WITH_OPTIONS = (
                 metavar="NAME",
                 shell_complete=complete_queue,
                 help="Move to this queue; needs the app, which knows the limits of queues.",
+            ),
+            click.option(
+                "--max-attempts",
+                type=click.IntRange(1, MOST_ATTEMPTS),
+                metavar="N",
+                help="How often a job may start before it fails.",
+            ),
+            click.option("--timeout", type=Seconds(), help="How long the handler may run."),
+            click.option(
+                "--tags",
+                type=as_tags,
+                metavar="TAG,TAG",
+                help="All tags of the jobs, separated by commas; '' for none.",
+            ),
+            click.option(
+                "--meta",
+                metavar="JSON",
+                callback=as_arguments,
+                help="Keys of meta that change, as JSON; others stay.",
             ),
             _args,
         ),

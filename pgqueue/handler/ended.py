@@ -49,6 +49,7 @@ def event_of(
         waited=waited,
         ran=ran,
         meta=read_meta(claimed.meta),
+        moved_to=outcome.queue if isinstance(outcome, Retried) and ended is None else None,
     )
 
 

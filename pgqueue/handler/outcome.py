@@ -25,12 +25,14 @@ from pgqueue.outcomes import (
     Outcome,
     Released,
     Retried,
+    RetryLater,
     Snooze,
     Snoozed,
     Stopped,
     Succeeded,
     Suspended,
     Unreadable,
+    cause_of,
 )
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.rescue import Rescued
@@ -87,6 +89,8 @@ def outcome_of(task: Task[..., Any], claimed: Claimed, returned: Any) -> Outcome
     """Return the outcome of an attempt whose handler has returned."""
     if returned is None:
         return NOTHING_RETURNED
+    if isinstance(returned, RetryLater):
+        return replace(_after_failure(task, claimed, returned), keeps_writes=True)
     if isinstance(returned, Cancel | Discard | Snooze):
         return replace(_requested_outcome(returned, secrets_of(task, claimed)), keeps_writes=True)
     if inspect.iscoroutine(returned):
@@ -139,23 +143,55 @@ def after_error(
     end: AttemptEnd = AttemptEnd.FAILED,
 ) -> Outcome:
     """Return the outcome of an attempt whose handler raised, or could not start."""
-    secrets = secrets_of(task, claimed)
     if isinstance(error, Suspended):
         return Snoozed(error.delay)
     if isinstance(error, Stopped):
         return Interrupted(task.settings.max_interruptions)
     if isinstance(error, Cancel | Discard | Snooze):
-        return _requested_outcome(error, secrets)
-    outcome = task.settings.retry.after_failure(
+        return _requested_outcome(error, secrets_of(task, claimed))
+    return _after_failure(task, claimed, error, end=end)
+
+
+def _after_failure(
+    task: Task[..., Any],
+    claimed: Claimed,
+    error: BaseException,
+    *,
+    end: AttemptEnd = AttemptEnd.FAILED,
+) -> Retried | Failed:
+    """Let the policy of the job decide, and log what it has decided."""
+    cause, secrets = cause_of(error), secrets_of(task, claimed)
+    outcome = task.settings.as_enqueued(claimed.meta).retry.after_failure(
         attempt=claimed.attempt,
         max_attempts=claimed.max_attempts,
         error=error,
-        report=report(error, secrets=secrets),
+        report=report(cause, secrets=secrets),
         end=end,
         task_name=task.name,
     )
-    log_failure(task, claimed, outcome, error)
+    if isinstance(outcome, Retried) and outcome.queue is not None:
+        outcome = _moved(task, claimed, outcome, outcome.queue)
+    log_failure(task, claimed, outcome, cause)
     return outcome
+
+
+def _moved(task: Task[..., Any], claimed: Claimed, outcome: Retried, queue: str) -> Retried:
+    """Return a retry in this queue; in that of the attempt, if the job cannot move."""
+    if queue == claimed.queue:
+        return replace(outcome, queue=None)
+    limited = task.limited_among(claimed.queue, queue)
+    if limited is None:
+        return outcome
+    logger.warning(
+        "job %d %s: it is retried in queue %s and not in %s: queue %s has limits",
+        claimed.job_id,
+        task.name,
+        claimed.queue,
+        queue,
+        limited,
+        extra=log_fields(claimed),
+    )
+    return replace(outcome, queue=None)
 
 
 def after_timeout(task: Task[..., Any], claimed: Claimed) -> Outcome:
@@ -221,13 +257,19 @@ def log_failure(
         claimed.max_attempts,
         outcome.error.type,
         _first_line(outcome.error.message),
-        "it is retried" if isinstance(outcome, Retried) else "the job has failed",
+        _consequence(outcome),
         exc_info=error if is_safe else None,
         extra={
             **log_fields(claimed),
             redaction.TRACEBACK: outcome.error.traceback.rstrip(),
         },
     )
+
+
+def _consequence(outcome: Retried | Failed) -> str:
+    if isinstance(outcome, Failed):
+        return "the job has failed"
+    return "it is retried" + (f" in queue {outcome.queue}" if outcome.queue is not None else "")
 
 
 def log_error_after_finish(task: Task[..., Any], claimed: Claimed, error: ErrorReport) -> None:

@@ -25,5 +25,8 @@ class JobAttempt(Base):
     error: Mapped[str | None]
     traceback: Mapped[str | None]
     worker_id: Mapped[UUID | None]
+    moved_to: Mapped[str | None]
+    """The queue to which the retry has moved the job; NULL if it has stayed in its queue."""
+
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))

@@ -1,7 +1,7 @@
 """``Operator``: somebody who acts, and whose actions the log of operators keeps."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -112,6 +112,23 @@ class Operator:
         changes = None if args is None else Changes(args=args, are_args_stored=True)
         return self.start("requeue", jobs, changes=changes, spread=spread).finish()
 
+    def run_again(self, jobs: Selection, *, spread: timedelta | None = None) -> ActionRun:
+        """Enqueue copies of jobs that have ended; the old jobs and their attempts stay.
+
+        Args:
+            jobs: Which jobs.
+            spread: Make the copies due one after the other over this time from now on.
+
+        Returns and raises as :meth:`requeue` does.  The ``last`` result has the id of the last
+        copy.
+        """
+        return self.start("run_again", jobs, spread=spread).finish()
+
+    def delete(self, jobs: Selection) -> ActionRun:
+        """Delete jobs that do not run, as :meth:`PgQueue.delete` does; returns and raises as
+        :meth:`requeue` does."""
+        return self.start("delete", jobs).finish()
+
     def run_now(self, jobs: Selection) -> ActionRun:
         """Make waiting jobs due now.
 
@@ -134,6 +151,10 @@ class Operator:
         delay: timedelta | None = None,
         run_at: datetime | None = None,
         queue: str | None = None,
+        max_attempts: int | None = None,
+        timeout: timedelta | None = None,
+        tags: Sequence[str] | None = None,
+        meta: Mapping[str, Any] | None = None,
         args: Mapping[str, Any] | None = None,
     ) -> ActionRun:
         """Change waiting jobs.
@@ -144,6 +165,10 @@ class Operator:
             delay: Not before, from now.
             run_at: Not before; with a time zone.
             queue: The queue to which the jobs move.
+            max_attempts: More than the attempts that a job has used up.
+            timeout: How long their handlers may run.
+            tags: All tags of the jobs; empty: none.
+            meta: Keys of their meta that change; others stay.
             args: Arguments to change, by name, in their JSON form; others stay.
 
         Returns:
@@ -157,6 +182,10 @@ class Operator:
             delay=delay,
             run_at=run_at,
             queue=queue,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            tags=tags,
+            meta=meta,
             args=args,
             are_args_stored=True,
         )
@@ -624,6 +653,9 @@ def _before(
         "priority": values.priority,
         "run_at": values.run_at.isoformat(),
         "queue": values.queue,
+        "max_attempts": values.max_attempts,
+        "tags": values.tags,
+        "meta": values.meta,
     }
     return {"status": status, **{name: changed[name] for name in changed if name in options}}
 
@@ -667,6 +699,8 @@ class AsyncOperator:
         return await asyncio.to_thread(lambda: self.operator.go_on(action_id).finish())
 
     requeue = _in_thread(Operator.requeue)
+    run_again = _in_thread(Operator.run_again)
+    delete = _in_thread(Operator.delete)
     run_now = _in_thread(Operator.run_now)
     change = _in_thread(Operator.change)
     cancel = _in_thread(Operator.cancel)

@@ -5,7 +5,7 @@ of its page in the manual are made of these rows.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from pgqueue.errors import OptionError
-from pgqueue.models import DEAD, UNFINISHED, WAITING, JobStatus
+from pgqueue.models import DEAD, ENDED, UNFINISHED, WAITING, JobStatus
 from pgqueue.repository.jobs import Change, Jobs
 from pgqueue.repository.listing import JobDetails
 from pgqueue.repository.many import ManyJobs
@@ -53,6 +53,8 @@ class ActionContext:
     """The tasks of the application, also under their former names."""
     limited_queues: Collection[str] = ()
     """The queues of the application that have limits: no job moves to them."""
+    copies: dict[int, int] = field(default_factory=dict)
+    """The new jobs of those that were copied, by their ids."""
 
     @property
     def jobs(self) -> Jobs:
@@ -207,6 +209,25 @@ def _change_many(
     return context.many.change(found, new, tasks=context.tasks, notify=context.notify)
 
 
+def _run_again(context: ActionContext, job_id: int, run_at: datetime | None) -> Change:
+    copy_id = context.jobs.copy(job_id, notify=context.notify, run_at=run_at)
+    if copy_id is None:
+        return Change.UNCHANGED
+    context.copies[job_id] = copy_id
+    return Change.COPIED
+
+
+def _delete(context: ActionContext, job_id: int, _: datetime | None) -> Change:
+    return context.jobs.delete(job_id)
+
+
+def _one_by_one(
+    _context: ActionContext, _found: Sequence[FoundJob], _times: Times
+) -> Mapping[int, Change]:
+    """For an action without a statement for many jobs."""
+    return {}
+
+
 _ON_JOBS = (
     JobAction(
         name="requeue",
@@ -221,6 +242,20 @@ _ON_JOBS = (
         button=Look("rotate-ccw"),
         one=_requeue,
         many=_requeue_many,
+    ),
+    JobAction(
+        name="run_again",
+        command="run-again",
+        right="enqueue",
+        help="Enqueue copies of jobs that have ended; the old jobs and their attempts stay.",
+        doing="Copying",
+        done="copied",
+        statuses=ENDED,
+        runs_again=True,
+        may_spread=True,
+        button=Look("copy", ""),
+        one=_run_again,
+        many=_one_by_one,
     ),
     JobAction(
         name="run_now",
@@ -241,7 +276,8 @@ _ON_JOBS = (
         name="change",
         command="change",
         right="edit",
-        help="Change waiting jobs: their queue, priority, time, or some of their arguments.",
+        help="Change waiting jobs: their queue, priority, time, attempts, timeout, tags, meta, or "
+        "some of their arguments.",
         doing="Changing",
         done="changed",
         statuses=WAITING,
@@ -279,6 +315,17 @@ _ON_JOBS = (
         button=Look("triangle-alert", "danger", is_in_lists=False),
         one=_kill,
         many=_cancel_many,
+    ),
+    JobAction(
+        name="delete",
+        command="delete",
+        right="delete",
+        help="Delete jobs that do not run, with all that is on record about them.",
+        doing="Deleting",
+        done="deleted",
+        statuses=(*WAITING, *ENDED),
+        one=_delete,
+        many=_one_by_one,
     ),
 )
 

@@ -212,7 +212,8 @@ class ActionRun:
         run_at = self._progress.due_at(self._progress.number_done)
         try:
             change = self._action.one(context, job_id, run_at)
-            return Result(job_id, Effect[change.name])
+            copy_id = context.copies.get(job_id)
+            return Result(job_id, Effect[change.name], copy_id=copy_id)
         except JobNotFound as error:
             return Result(job_id, Effect.NOT_FOUND, str(error))
         except DuplicateJob as error:

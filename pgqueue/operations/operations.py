@@ -4,7 +4,7 @@ Each call works in the caller's transaction: its changes take effect with the ca
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from itertools import chain
@@ -52,7 +52,7 @@ from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checke
 from pgqueue.rules.unique import stored_forms
 from pgqueue.schedules import Schedules
 from pgqueue.tasks import Task
-from pgqueue.tasks.editing import Changes
+from pgqueue.tasks.editing import CHANGEABLE, Changes
 
 MOST_BATCHES = 1_000_000
 
@@ -357,6 +357,56 @@ class Operations:
         return self._act("requeue", session, job_id, None if args is None else Changes(args=args))
 
     @translated_errors()
+    def run_again(self, session: AnySession, job_id: int) -> int:
+        """Enqueue a copy of a job that has ended, which runs now; the old job stays as it is.
+
+        The copy has the task, queue, arguments, priority, attempts, unique key, limits, tags and
+        meta of the job, and names the job in its meta, as ``pgqueue.copy_of``.  It belongs to no
+        batch and no workflow.  For a failed job :meth:`requeue` runs the same job again.
+
+        Args:
+            session: A Session or Connection.
+            job_id: The job.
+
+        Returns:
+            The id of the copy.
+
+        Raises:
+            JobNotFound: There is no such job.
+            OptionError: The job has not ended.
+            DuplicateJob: Another job holds the unique key; also the job itself, if its key is that
+                of a period.
+
+        Example:
+            >>> copy_id = queue.run_again(session, report.id)
+        """
+        context = self._context_of("run_again", session, job_id)
+        if not ON_JOBS["run_again"].one(context, job_id, None):
+            raise OptionError(f"job {job_id} has not ended; enqueue another one")
+        return context.copies[job_id]
+
+    @translated_errors()
+    def delete(self, session: AnySession, job_id: int) -> None:
+        """Delete a job that does not run, with its attempts and all else on record about it.
+
+        Workers delete ended jobs by themselves, when their time is over.  ``session.delete(job)``
+        does the same for a loaded Job.  Checks the deferred constraints of the transaction.
+
+        Args:
+            session: A Session or Connection.
+            job_id: A job that waits or has ended.
+
+        Raises:
+            JobNotFound: There is no such job.
+            OptionError: The job runs, an open batch or workflow or another job waits for its end,
+                or a row of the application refers to it.
+
+        Example:
+            >>> queue.delete(session, job.id)
+        """
+        self._act("delete", session, job_id)
+
+    @translated_errors()
     def change(
         self,
         session: AnySession,
@@ -366,10 +416,14 @@ class Operations:
         delay: timedelta | None = None,
         run_at: datetime | None = None,
         queue: str | None = None,
+        max_attempts: int | None = None,
+        timeout: timedelta | None = None,
+        tags: Sequence[str] | None = None,
+        meta: Mapping[str, Any] | None = None,
         args: Mapping[str, Any] | None = None,
         **others: Never,
     ) -> Change:
-        """Change a job that waits: its queue, priority, time, or some of its arguments.
+        """Change a job that waits: where, when and how it runs, or some of its arguments.
 
         A unique key that was made of the arguments changes with them.  An argument by which the job
         counts in a limit cannot change, and a job moves to another queue only if neither has
@@ -384,6 +438,10 @@ class Operations:
             delay: Not before this time from now has passed.
             run_at: Not before this time, a datetime with a time zone; a time in the past means now.
             queue: The queue to which the job moves.
+            max_attempts: More than the attempts that the job has used up.
+            timeout: As of the task's option.
+            tags: All tags of the job.
+            meta: The keys that change; the others stay.
             args: The arguments to change by name; the others stay.  All are checked as by an
                 enqueue.
             **others: No other option can change; each is refused by its name.
@@ -401,10 +459,20 @@ class Operations:
         job_id = checked_id(job_id)
         for name in others:
             raise OptionError(
-                f"change of job {job_id}: {name} cannot be changed, only priority, delay, run_at, "
-                "queue and args; enqueue another job with it, and cancel this one"
+                f"change of job {job_id}: {name} cannot be changed, only {', '.join(CHANGEABLE)}; "
+                "enqueue another job with it, and cancel this one"
             )
-        changes = Changes(priority=priority, delay=delay, run_at=run_at, queue=queue, args=args)
+        changes = Changes(
+            priority=priority,
+            delay=delay,
+            run_at=run_at,
+            queue=queue,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            tags=tags,
+            meta=meta,
+            args=args,
+        )
         return self._act("change", session, job_id, changes)
 
     @translated_errors()
@@ -749,9 +817,14 @@ class Operations:
         self, action: str, session: AnySession, job_id: int, changes: Changes | None = None
     ) -> Change:
         """Do an action on one job in the caller's transaction."""
-        job_id = checked_id(job_id)
-        connection = in_transaction(session, f"{action} of job {job_id}")
-        return ON_JOBS[action].one(self.action_context(connection, changes), job_id, None)
+        context = self._context_of(action, session, job_id, changes)
+        return ON_JOBS[action].one(context, job_id, None)
+
+    def _context_of(
+        self, action: str, session: AnySession, job_id: int, changes: Changes | None = None
+    ) -> ActionContext:
+        connection = in_transaction(session, f"{action} of job {checked_id(job_id)}")
+        return self.action_context(connection, changes)
 
     def _cancel_all(
         self, session: AnySession, selection: Selection, where: str

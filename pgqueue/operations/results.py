@@ -12,11 +12,14 @@ class Effect(StrEnum):
     REQUEUED = "requeued"
     DUE_NOW = "due_now"
     CHANGED = "changed"
+    COPIED = "copied"
+    DELETED = "deleted"
     UNCHANGED = "unchanged"
     NOT_FOUND = "not_found"
     KEY_TAKEN = "key_taken"
     REFUSED = "refused"
-    """The new arguments of the job are wrong, or its handler cannot be killed."""
+    """The new values of the job are wrong, its handler cannot be killed, or the job cannot be
+    deleted."""
     LOCKED = "locked"
     """Another transaction held a lock on the job for longer than ``lock_timeout``, or waited for a
     lock of this transaction."""
@@ -33,6 +36,8 @@ class Result:
     id: int
     change: Effect
     reason: str | None = None
+    copy_id: int | None = None
+    """The id of the new job, of a job that was copied."""
 
     @property
     def is_changed(self) -> bool:
@@ -49,4 +54,6 @@ class Result:
 
     def __str__(self) -> str:
         words = self.change.replace("_", " ")
+        if self.copy_id is not None:
+            words += f" as job {self.copy_id}"
         return f"{self.id}: {words}{f', because {self.reason}' if self.reason else ''}"

@@ -1,18 +1,21 @@
-"""Jobs that exist: cancel, requeue, change or delete one."""
+"""Jobs that exist: cancel, requeue, copy, change or delete one."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import IntegrityError
 
-from pgqueue.errors import DuplicateJob
+from pgqueue.errors import DuplicateJob, OptionError
+from pgqueue.meta import OF_BATCH, OF_WORKFLOW, RUNS_WHEN
 from pgqueue.models import DEAD, Job
 from pgqueue.repository.admit import Admissions
+from pgqueue.repository.batches import is_awaited
 from pgqueue.repository.blocked import unblock_job, workflow_of
 from pgqueue.repository.enqueue import Enqueues, Placed
 from pgqueue.repository.fast_path import fetch
@@ -25,6 +28,7 @@ from pgqueue.repository.messages import (
 )
 from pgqueue.repository.nodes import job_not_found
 from pgqueue.repository.reading import moment, readable
+from pgqueue.repository.restart import KEPT, SOURCE
 from pgqueue.repository.tables import (
     AS_IF_NEW,
     CANCELLED,
@@ -50,8 +54,10 @@ from pgqueue.repository.tables import (
     unreadable_jobs,
     waiting_messages,
     waits_at_place_of,
+    wake_up_call,
 )
 from pgqueue.repository.tables import notify as notified
+from pgqueue.repository.transactions import CHECK_CONSTRAINTS
 from pgqueue.repository.workers import NOTHING_PAUSED
 from pgqueue.repository.workflows import (
     Workflows,
@@ -62,7 +68,13 @@ from pgqueue.repository.workflows import (
 )
 from pgqueue.rules.unique import is_across_queues
 
+R = TypeVar("R")
+
 JOB = sa.bindparam("job_id", type_=sa.BigInteger)
+OF_ITS_PLACE = sa.literal_column(
+    f"ARRAY['{OF_BATCH}', '{OF_WORKFLOW}', '{RUNS_WHEN}']::text[]", sa.ARRAY(sa.Text)
+)
+"""What the meta of a job notes of its batch or workflow, to which a copy does not belong."""
 
 
 @cache
@@ -107,8 +119,14 @@ def is_with_a_worker() -> sa.Executable:
 
 
 @cache
+def lock_lease() -> sa.Executable:
+    """Lock the lease of a job that is to be deleted; waits for a concurrent settle."""
+    return sa.select(leases.c.target_id).where(leases.c.target_id == JOB).with_for_update()
+
+
+@cache
 def delete_lease() -> sa.Executable:
-    """Fence off the worker of a job that is about to be deleted; waits for a concurrent settle."""
+    """Fence off the worker that still runs an ended job, which is about to be deleted."""
     return sa.delete(leases).where(leases.c.target_id == JOB)
 
 
@@ -117,6 +135,35 @@ def delete_records() -> sa.Executable:
     """Delete the records of a job, once nothing more can be written about it."""
     gone = sa.select(JOB.label("id")).cte("gone")
     return sa.select(gone.c.id).add_cte(*deleted_records(gone))
+
+
+@cache
+def is_awaited_job() -> sa.Executable:
+    return sa.select(is_awaited()).where(jobs.c.id == JOB)
+
+
+@cache
+def delete_job() -> sa.Executable:
+    return sa.delete(jobs).where(jobs.c.id == JOB)
+
+
+@cache
+def copy_job(*, notify: bool, limited: bool) -> sa.Executable:
+    """Enqueue a copy of a job that has ended; returns its id.  Its meta names the old job."""
+    noted = pg.jsonb_build_object(SOURCE, jobs.c.id, type_=JSONB)
+    empty = sa.literal_column("'{}'::jsonb", JSONB)
+    meta = sa.func.coalesce(jobs.c.meta, empty).op("-", return_type=JSONB())(OF_ITS_PLACE)
+    values: dict[str, Any] = {
+        **{name: jobs.c[name] for name in KEPT},
+        "held_unique_key": jobs.c.unique_key,
+        "run_at": _not_in_the_past(),
+        "meta": meta.op("||")(noted),
+    }
+    rows = sa.select(*values.values()).where(jobs.c.id == JOB, jobs.c.outcome.is_not(None))
+    new = sa.insert(jobs).from_select([*values], rows)
+    job = new.returning(*columns_for(limited=limited)).cte("job")
+    woken = wake_up_call() if notify else sa.true()
+    return sa.select(job.c.id, woken).add_cte(*dispatch_of(job, limited=limited))
 
 
 @cache
@@ -225,7 +272,10 @@ def values_of_job(*, with_args: bool) -> sa.Executable:
     Not every role may read arguments.
     """
     leased = sa.exists().where(leases.c.target_id == jobs.c.id).label("leased")
-    names = ("id", "task", "queue", "outcome", "priority", "run_at", "unique_key", "limit_keys")
+    names = (
+        *("id", "task", "queue", "outcome", "priority", "run_at", "unique_key", "limit_keys"),
+        *("max_attempts", "attempts", "tags", "meta"),
+    )
     args = jobs.c.args if with_args else sa.null().label("args")
     columns = (*(jobs.c[name] for name in names), leased)
     return sa.select(*map(readable, columns), moment(clock()), args).where(jobs.c.id == JOB)
@@ -285,6 +335,9 @@ def new_values(columns: tuple[str, ...]) -> dict[str, Any]:
         "priority": sa.bindparam(f"{NEW}priority", type_=sa.SmallInteger),
         "run_at": _not_in_the_past(),
         "queue": sa.bindparam(f"{NEW}queue", type_=sa.Text),
+        "max_attempts": sa.bindparam(f"{NEW}max_attempts", type_=sa.SmallInteger),
+        "tags": json_parameter(f"{NEW}tags"),
+        "meta": json_parameter(f"{NEW}meta"),
         "args": json_parameter(f"{NEW}args"),
         "unique_key": unique_key,
         "held_unique_key": sa.case((is_held, sa.cast(unique_key, sa.Text))),
@@ -312,13 +365,11 @@ def _changed_in_lane(
 def replaced(messages: sa.Delete, values: dict[str, Any], *, notify: bool) -> sa.Executable:
     """Give the jobs of deleted messages new values, and new messages at their new positions,
     which keep what the old ones say about past attempts; returns the jobs."""
-    kept = [message_queue.c[name] for name in ("attempt", "crashes", "alone")]
+    kept = [message_queue.c[name] for name in ("attempt", "crashes")]
     taken = messages.returning(message_queue.c.target_id, *kept).cte("taken")
-    attempt, crashes, alone = (taken.c[column.name] for column in kept)
+    most = [pg.max(taken.c[column.name]).label(column.name) for column in kept]
     one = (  # for a job that had two
-        sa.select(taken.c.target_id, pg.max(attempt), pg.max(crashes), pg.bool_or(alone))
-        .group_by(taken.c.target_id)
-        .subquery("one")
+        sa.select(taken.c.target_id, *most).group_by(taken.c.target_id).subquery("one")
     )
     job = (
         sa.update(jobs)
@@ -328,10 +379,11 @@ def replaced(messages: sa.Delete, values: dict[str, Any], *, notify: bool) -> sa
         .cte("job")
     )
     columns = (job.c.queue, job.c.priority, job.c.run_at, job.c.id, job.c.task)
-    rows = sa.select(*columns, *list(one.c)[1:]).select_from(
+    alone = sa.or_(one.c.crashes > 0, job.c.max_attempts == 1)
+    rows = sa.select(*columns, *list(one.c)[1:], alone).select_from(
         job.join(one, one.c.target_id == job.c.id)
     )
-    names = [*POSITION, "target_id", "task", *(column.name for column in kept)]
+    names = [*POSITION, "target_id", "task", *(column.name for column in kept), "alone"]
     new = sa.insert(message_queue).from_select(names, rows)
     woken = notified("rewind") if notify else sa.true()
     return sa.select(job.c.id, woken).add_cte(new.cte("message"))
@@ -365,6 +417,8 @@ class Change(StrEnum):
     REQUEUED = "requeued"
     DUE_NOW = "due now"
     CHANGED = "changed"
+    COPIED = "copied"
+    DELETED = "deleted"
     UNCHANGED = "unchanged"
 
     def __bool__(self) -> bool:
@@ -393,6 +447,10 @@ class JobValues(NamedTuple):
     run_at: datetime
     unique_key: str | None
     limit_keys: str | None
+    max_attempts: int
+    attempts: int
+    tags: Any
+    meta: Any
     is_leased: bool
     now: datetime
     """The time of the database."""
@@ -528,18 +586,69 @@ class Jobs:
             Admissions(self._executor).send_back([job.id], paused=NOTHING_PAUSED)
         return Change.UNCHANGED if found is None else Change.CHANGED
 
+    def copy(self, job_id: int, *, notify: bool, run_at: datetime | None = None) -> int | None:
+        """Enqueue a copy of a job that has ended, for a time or for now; returns its id.
+
+        None if the job has not ended.  Raises JobNotFound and DuplicateJob.
+        """
+        job = self._locked(job_id)
+        if job.outcome is None:
+            return None
+        statement = copy_job(notify=notify, limited=job.limit_keys is not None)
+
+        def copy() -> int:
+            copied: int = self._run_with(statement, job_id, {"run_at": run_at}).scalar_one()
+            return copied
+
+        return self._taking_key(copy, job_id, job.queue, job.unique_key)
+
+    def delete(self, job_id: int) -> Change:
+        """Delete a job that does not run, and what is on record about it.
+
+        Checks the deferred constraints of the transaction.  Raises JobNotFound, and OptionError for
+        a job that cannot be deleted.
+        """
+        where = f"job {job_id} cannot be deleted:"
+        [(is_awaited,)] = self._fetch(is_awaited_job(), job_id) or [(None,)]
+        if is_awaited is None:
+            raise job_not_found(self._executor, job_id)
+        if is_awaited:
+            raise OptionError(
+                f"{where} a batch, a workflow or another job waits for its end; cancel it, and "
+                "delete it when these have ended"
+            )
+        try:
+            with self._executor.begin_nested():
+                self.delete_belongings(job_id)
+                self._run(delete_job(), job_id)
+                self._executor.execute(sa.text(CHECK_CONSTRAINTS))
+        except IntegrityError as error:
+            raise OptionError(
+                f"{where} a row of the application refers to it, and its foreign key has no ON "
+                "DELETE; delete the row first"
+            ) from error
+        return Change.DELETED
+
     def delete_belongings(self, job_id: int) -> None:
         """Delete the other rows of a job, right before the job itself is deleted.
 
         Locks lease and job first, in the order of the settle, so that rows which a concurrent
-        settle or requeue still writes for the job are there to be deleted.
+        settle or requeue still writes for the job are there to be deleted.  Raises OptionError for
+        a job that runs: its handler would go on, and all of its writes would be lost at its end.
         """
-        self._run(delete_lease(), job_id)
+        self._run(lock_lease(), job_id)
         job = self._run(lock_job(), job_id).first()
+        is_unfinished = job is not None and job.outcome is None
+        if job is not None and is_unfinished and job.leased:
+            raise _with_a_worker(job_id, job.task)
+        self._run(delete_lease(), job_id)
         self._run(delete_messages(), job_id)
         if job is not None and job.limit_keys is not None:
             self._run(delete_waiting_message(), job_id)
         self._run(unblock_job(), job_id)
+        # A claim that is not committed holds the message of the job.
+        if job is not None and is_unfinished and self._run(is_with_a_worker(), job_id).scalar():
+            raise _with_a_worker(job_id, job.task)
         self._run(delete_records(), job_id)
 
     def put_back(
@@ -573,14 +682,12 @@ class Jobs:
     def _fetch(self, statement: Any, job_id: int) -> Sequence[Any]:
         return fetch(self._executor, statement, {"job_id": job_id})
 
-    def _taking_key(
-        self, action: Callable[[], Change], job_id: int, queue: str, key: str | None
-    ) -> Change:
+    def _taking_key(self, action: Callable[[], R], job_id: int, queue: str, key: str | None) -> R:
         """Run what takes a unique key; raises DuplicateJob if another job has it."""
         if key is None:
             return action()
 
-        def in_savepoint() -> Change:
+        def in_savepoint() -> R:
             # A taken key must leave the caller's transaction as it was.
             with self._executor.begin_nested():
                 return action()
@@ -588,13 +695,20 @@ class Jobs:
         def holder() -> Placed | None:
             return Enqueues(self._executor).holders(queue, [key]).get(key)
 
-        done: Change = raising_duplicate(in_savepoint, job_id, key, holder)
+        done: R = raising_duplicate(in_savepoint, job_id, key, holder)
         return done
 
     def _locked(self, job_id: int) -> LockedJob:
         for row in self._fetch(lock_job(), job_id):
             return LockedJob(*row)
         raise job_not_found(self._executor, job_id)
+
+
+def _with_a_worker(job_id: int, task: str) -> OptionError:
+    return OptionError(
+        f"job {job_id} of task {task} cannot be deleted: it runs, or a worker is about to start "
+        "it; cancel it, and delete it when it has ended"
+    )
 
 
 def document_of(times: Mapping[int, datetime | None]) -> str:

@@ -299,6 +299,7 @@ def attempts_of_job(hidden: frozenset[str]) -> sa.Executable:
             workers.c.pid,
             moment(job_attempts.c.started_at),
             moment(job_attempts.c.finished_at),
+            job_attempts.c.moved_to,
         )
         .select_from(job_attempts.outerjoin(workers, workers.c.id == job_attempts.c.worker_id))
         .where(job_attempts.c.job_id == JOB)
@@ -398,6 +399,8 @@ class PastAttempt(NamedTuple):
     pid: int | None
     started_at: datetime | None
     finished_at: datetime
+    moved_to: str | None = None
+    """The queue to which its retry has moved the job."""
 
 
 class LimitUse(NamedTuple):

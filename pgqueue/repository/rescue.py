@@ -111,6 +111,8 @@ def _crashed() -> list[Any]:
         sa.literal(CRASH.message, sa.Text).label("error"),
         sa.literal_column(f"'{CRASH.fingerprint}'::bigint", sa.BigInteger).label("fingerprint"),
         sa.cast(sa.null(), sa.Text).label("traceback"),
+        sa.cast(sa.null(), sa.Text).label("to_queue"),
+        sa.cast(sa.null(), sa.SmallInteger).label("to_priority"),
     ]
 
 

@@ -57,6 +57,7 @@ from pgqueue.repository.tables import (
     document,
     equal,
     has_key_of_period,
+    is_key_across_queues,
     job_attempts,
     jobs,
     key_after_success,
@@ -67,6 +68,7 @@ from pgqueue.repository.tables import (
     seconds,
     unreadable_jobs,
     waiting_messages,
+    wake_up_call,
 )
 from pgqueue.repository.transactions import CHECK_CONSTRAINTS
 
@@ -96,10 +98,16 @@ VERDICT_COLUMNS = (
     sa.column("error", sa.Text),
     sa.column("traceback", sa.Text),
     sa.column("fingerprint", sa.BigInteger),
+    sa.column("to_queue", sa.Text),
+    sa.column("to_priority", sa.SmallInteger),
 )
 """One attempt and its end, as ``_row_of`` writes it."""
 ERROR = ("error_type", "error", "traceback")
-KEPT_AS_GIVEN = ("snoozed", "max_interruptions", "result", *ERROR, "fingerprint")
+POSITION_OF_RETRY = ("to_queue", "to_priority")
+KEPT_AS_GIVEN = (
+    *("snoozed", "max_interruptions", "result", *ERROR, "fingerprint"),
+    *POSITION_OF_RETRY,
+)
 LAST_INTERRUPTION = sa.literal_column("' The job has reached max_interruptions = '", sa.Text)
 
 
@@ -289,6 +297,10 @@ def write_outcomes(settled: sa.CTE, *more: str) -> sa.Select[Any]:
     every outcome: a requested cancel takes precedence; a job that would go on fails if its last
     attempt is used up; and a job that goes on gets a message here, or a waiting message if its next
     start counts under a rate.  The follow-up of a job that fails is enqueued here.
+
+    A retry may move a job to another queue, which wakes the workers there.  Not a job that holds a
+    key of its queue: another job may hold it in the other queue, and a violated index would fail
+    the whole batch.
     """
     interruptions = sa.cast(jobs.c.interruptions, sa.Integer) + ONE
     # NULL, which counts as false, if the attempt was not interrupted.
@@ -302,11 +314,22 @@ def write_outcomes(settled: sa.CTE, *more: str) -> sa.Select[Any]:
         (uses_up_last_attempt, FAILED),
         (is_last_interruption, FAILED),
     )
+    moves = sa.and_(
+        job_outcome.is_(None),
+        settled.c.to_queue.is_not(None),
+        sa.or_(jobs.c.held_unique_key.is_(None), is_key_across_queues()),
+    )
+    has_moved = jobs.c.queue == settled.c.to_queue
     job = (
         sa.update(jobs)
         .where(jobs.c.id == settled.c.target_id, jobs.c.outcome.is_(None))
         .values(
             outcome=job_outcome,
+            queue=sa.case((moves, settled.c.to_queue), else_=jobs.c.queue),
+            priority=sa.case(
+                (job_outcome.is_(None), sa.func.coalesce(settled.c.to_priority, jobs.c.priority)),
+                else_=jobs.c.priority,
+            ),
             # At most max_attempts: the attempt that only finds the job exhausted may crash too.
             attempts=sa.func.least(settled.c.attempt - 1 + settled.c.used_up, jobs.c.max_attempts),
             # Limited: a job that snoozes for ever must not fail when the counter is at its maximum.
@@ -349,6 +372,8 @@ def write_outcomes(settled: sa.CTE, *more: str) -> sa.Select[Any]:
             *jobs.c,
             *(column.label(f"settled_{column.name}") for column in settled.c),
             _next_start_counts().label("next_start_counts"),
+            sa.case((has_moved, settled.c.to_queue)).label("moved_to"),
+            sa.case((has_moved, wake_up_call())).label("woken"),
         )
         .cte("job")
     )
@@ -375,11 +400,15 @@ def write_outcomes(settled: sa.CTE, *more: str) -> sa.Select[Any]:
         [
             "job_id",
             *("outcome" if name == "attempt_end" else name for name in recorded),
+            "moved_to",
             "finished_at",
         ],
-        sa.select(job.c.id, *(job.c[f"settled_{name}"] for name in recorded), clock()).where(
-            job.c.settled_attempt_end.is_not(None)
-        ),
+        sa.select(
+            job.c.id,
+            *(job.c[f"settled_{name}"] for name in recorded),
+            job.c.moved_to,
+            clock(),
+        ).where(job.c.settled_attempt_end.is_not(None)),
     )
 
     # A job that was recorded as unreadable before keeps its time.
@@ -609,10 +638,11 @@ def _row_of(claimed: Claimed, outcome: Outcome) -> dict[str, Any]:  # noqa: C901
     match outcome:
         case Succeeded(result):
             return {**row, "job_outcome": "succeeded", "result": result}
-        case Retried(delay, error, end, limit):
+        case Retried(delay, error, end, limit, queue, priority):
             times = {"delay": _seconds(delay), "give_up_after": _seconds(limit)}
+            position = {"to_queue": queue, "to_priority": priority}
             crashed = int(end is AttemptEnd.CRASHED)
-            return {**row, **times, "crashed": crashed, **_error(error, end)}
+            return {**row, **times, **position, "crashed": crashed, **_error(error, end)}
         case Failed(error, end):
             return {**row, "job_outcome": "failed", **_error(error, end)}
         case Unreadable(error, longest):

@@ -3,14 +3,15 @@
 import inspect
 import math
 import random as randomness
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
 from pgqueue import redaction
+from pgqueue.checks import check_queue_name, check_whole
 from pgqueue.errors import OptionError
-from pgqueue.outcomes import AttemptEnd, ErrorReport, Failed, Retried
+from pgqueue.outcomes import AttemptEnd, ErrorReport, Failed, Retried, RetryLater, cause_of
 
 logger = redaction.logger(__name__)
 
@@ -82,6 +83,10 @@ class Exponential:
 
 Schedule = Never | Constant | Linear | Exponential
 
+_SPANS = ("interval", "step", "base", "cap")
+
+AS_THE_POLICY_SAYS = RetryLater()
+
 _DEFAULT = Exponential(timedelta(seconds=1), factor=2, cap=timedelta(hours=1), jitter=True)
 
 
@@ -119,6 +124,12 @@ class Retry:
 
     longest: timedelta | None = None
     """No retry starts later than this after the start of the first attempt.  None: no limit."""
+
+    queue: str | None = None
+    """The queue in which a job is retried.  None: its own."""
+
+    priority: int | None = None
+    """The priority with which a job is retried.  None: its own."""
 
     def __post_init__(self) -> None:
         function: Any = self.schedule
@@ -261,6 +272,40 @@ class Retry:
             )
         return replace(self, longest=duration)
 
+    def in_queue(self, queue: str) -> "Retry":
+        """Retry jobs in another queue, so that they do not delay first attempts.
+
+        A failed attempt moves its job to this queue, where it stays, also if it is requeued.  After
+        a crash of a worker a job stays where it is.
+
+        Args:
+            queue: The name of the queue.  ``Worker(queue)`` without names of queues serves it too.
+
+        Raises:
+            OptionError: No queue can have this name.
+
+        Example:
+            >>> @queue.task(queue="mail", retry=Retry.exponential().in_queue("mail-retries"))
+            ... def send(address: str) -> None: ...
+        """
+        check_queue_name(queue, "Retry.in_queue(): ")
+        return replace(self, queue=queue)
+
+    def with_priority(self, priority: int) -> "Retry":
+        """Retry jobs with another priority, which they keep.
+
+        Args:
+            priority: From 0, which starts first, to 9.
+
+        Raises:
+            OptionError: The priority is none of these.
+
+        Example:
+            >>> Retry.exponential().with_priority(9)
+        """
+        check_whole("Retry.with_priority(): ", "priority", priority, 0, 9)
+        return replace(self, priority=priority)
+
     def after_failure(
         self,
         *,
@@ -272,19 +317,79 @@ class Retry:
         random: Callable[[], float] = randomness.random,
         task_name: str = "",
     ) -> Retried | Failed:
-        """Return the outcome of a failed attempt.  The first attempt has the number 1."""
-        is_retried = not self.retried or isinstance(error, self.retried)
-        if attempt >= max_attempts or not is_retried or isinstance(error, self.given_up):
+        """Return the outcome of a failed attempt.  The first attempt has the number 1.
+
+        ``error``: a RetryLater says itself when and where the job is retried.
+        """
+        request = error if isinstance(error, RetryLater) else AS_THE_POLICY_SAYS
+        if attempt >= max_attempts or not (request is error or self._retries(error)):
             return Failed(report, end)
+        delay = request.delay
+        if delay is None:
+            delay = self._delay_after(attempt, cause_of(error), random, task_name)
+        return Retried(
+            delay,
+            report,
+            end,
+            give_up_after=self.longest,
+            queue=request.queue or self.queue,
+            priority=self.priority if request.priority is None else request.priority,
+        )
+
+    def _retries(self, error: BaseException) -> bool:
+        is_retried = not self.retried or isinstance(error, self.retried)
+        is_never = isinstance(self.schedule, Never) or isinstance(error, self.given_up)
+        return is_retried and not is_never
+
+    def _delay_after(
+        self, attempt: int, error: BaseException, random: Callable[[], float], task_name: str
+    ) -> timedelta:
         match self.schedule:
-            case Never():
-                return Failed(report, end)
+            case Never():  # the handler has asked for another attempt
+                return _DEFAULT.delay_after(attempt, random)
             case Constant() | Linear() | Exponential() as schedule:
-                delay = schedule.delay_after(attempt, random)
+                return schedule.delay_after(attempt, random)
             case function:
-                asked = _asked(function, attempt, error, task_name)
-                delay = _DEFAULT.delay_after(attempt, random) if asked is None else asked
-        return Retried(delay, report, end, give_up_after=self.longest)
+                answer = _answer(function, attempt, error, task_name)
+                return _DEFAULT.delay_after(attempt, random) if answer is None else answer
+
+    def stored(self) -> dict[str, Any]:
+        """The policy as JSON data, without its exceptions; raises OptionError for a function."""
+        if not isinstance(self.schedule, Schedule):
+            raise OptionError(
+                f"a policy with a function, as {self!r}, cannot be stored with a job; give it to "
+                "the task, or one of Retry.constant(), linear(), exponential() and never()"
+            )
+        waits = {each.name: getattr(self.schedule, each.name) for each in fields(self.schedule)}
+        policy = {
+            type(self.schedule).__name__.lower(): {
+                name: value.total_seconds() if isinstance(value, timedelta) else value
+                for name, value in waits.items()
+            },
+            "for_at_most": None if self.longest is None else self.longest.total_seconds(),
+            "in_queue": self.queue,
+            "with_priority": self.priority,
+        }
+        return {name: value for name, value in policy.items() if value is not None}
+
+    @classmethod
+    def from_stored(cls, stored: Mapping[str, Any], task: "Retry") -> "Retry":
+        """Return a stored policy, with the exceptions of that of the task.  Raises ValueError or
+        TypeError for what :meth:`stored` does not write."""
+        more = dict(stored)
+        [schedule] = more.keys() & {"never", "constant", "linear", "exponential"}
+        waits = {
+            name: timedelta(seconds=value) if name in _SPANS else value
+            for name, value in more.pop(schedule).items()
+        }
+        policy: Retry = getattr(cls, schedule)(**waits)
+        for name in more.keys() & {"for_at_most", "in_queue", "with_priority"}:
+            value = timedelta(seconds=more[name]) if name == "for_at_most" else more[name]
+            policy = getattr(policy, name)(value)
+        return policy.with_exceptions_of(task)
+
+    def with_exceptions_of(self, task: "Retry") -> "Retry":
+        return replace(self, retried=task.retried, given_up=task.given_up)
 
     def __repr__(self) -> str:
         text = f"Retry({_name_of(self.schedule)})"
@@ -295,10 +400,14 @@ class Retry:
                 text += f".{method}({', '.join(each.__name__ for each in exceptions)})"
         if self.longest is not None:
             text += f".for_at_most({self.longest})"
+        if self.queue is not None:
+            text += f".in_queue({self.queue!r})"
+        if self.priority is not None:
+            text += f".with_priority({self.priority})"
         return text
 
 
-def _asked(
+def _answer(
     function: Callable[..., Any], attempt: int, error: BaseException, task_name: str
 ) -> timedelta | None:
     """Call the application's retry function; None, and a warning, if its answer is unusable."""

@@ -49,10 +49,12 @@ RIGHTS = {
         enqueue="INSERT, UPDATE (held_unique_key), SELECT (id, queue, task, priority, run_at, "
         "max_attempts, attempts, snoozes, interruptions, created_at, unique_key, held_unique_key, "
         "limit_keys)",
-        # Changes the columns that cancel and requeue write, and a change of the priority.
+        # Changes the columns that cancel and requeue write, and what a change does but arguments
+        # and meta, which may say what is enqueued if the job fails.
         dashboard=f"SELECT ({_all_but('jobs', 'args', 'result')}), UPDATE (outcome, queue, "
-        "priority, attempts, snoozes, interruptions, run_at, result, last_error, progress, "
-        "started_at, finished_at, cancel_requested_at, kill_requested_at, held_unique_key)",
+        "priority, max_attempts, tags, attempts, snoozes, interruptions, run_at, result, "
+        "last_error, progress, started_at, finished_at, cancel_requested_at, kill_requested_at, "
+        "held_unique_key)",
     ),
     "message_queue": Rights(
         worker=f"SELECT, INSERT, UPDATE ({TO_LOCK}), DELETE",

@@ -547,12 +547,15 @@ class Task(Generic[P, R]):
     def check_move(self, job: JobValues, queue: str) -> None:
         """Raise OptionError if the queue of a waiting job, or the one to which it would move, has
         limits: the job counts in those of the queue in which it was enqueued."""
-        for name in (job.queue, queue):
-            if self.owner.queue_limits.get(name):
-                raise OptionError(
-                    f"{self._where}: job {job.id} cannot move from queue {job.queue} to {queue}: "
-                    f"queue {name} has limits; cancel it, and enqueue another job"
-                )
+        if (limited := self.limited_among(job.queue, queue)) is not None:
+            raise OptionError(
+                f"{self._where}: job {job.id} cannot move from queue {job.queue} to {queue}: "
+                f"queue {limited} has limits; cancel it, and enqueue another job"
+            )
+
+    def limited_among(self, *queues: str) -> str | None:
+        """The first of these queues that has limits: no job moves to it, or leaves it."""
+        return next((name for name in queues if self.owner.queue_limits.get(name)), None)
 
     def check_callback(self, batch_id: int) -> None:
         """Raise OptionError, ArgumentsError or PayloadError unless this task can be called with the
@@ -582,6 +585,13 @@ class Task(Generic[P, R]):
             secret=options.secret_args,
             defaults=lambda: self.payload.encode(self.payload.with_defaults({})),
         )
+        limited = self.limited_among(*options.queues) if len(options.queues) > 1 else None
+        if limited is not None:
+            raise OptionError(
+                f"{self._where}: its retries move from queue {options.queue} to "
+                f"{options.retry.queue}, and queue {limited} has limits, in which a job counts "
+                "that was enqueued there; give the limit to the task, or omit in_queue()"
+            )
         changes_holder = options.uniqueness is not None and options.uniqueness.changes_holder
         if changes_holder and (self._limits or options.node is not None):
             raise OptionError(
@@ -627,7 +637,7 @@ class Task(Generic[P, R]):
         if (new.delay, new.run_at, new.node) != (None,) * 3 or new.is_labelled:
             raise TaskDefinitionError(
                 f"{self._where}: on_failed takes the queue, priority and max_attempts of its task, "
-                "and no delay, run_at, node, timeout, meta, tags or on_failed; omit them"
+                "and no delay, run_at, node, timeout, retry, meta, tags or on_failed; omit them"
             )
         try:
             [argument] = follow_up._encoded((1,), {}).args  # its name
@@ -771,6 +781,11 @@ class PreparedJob:
 
     new: NewJob
     encoded: EncodedCall
+
+
+def queues_of(tasks: Iterable[Task[..., Any]]) -> set[str]:
+    """The queues that the jobs of these tasks have, also those in which they are retried."""
+    return {queue for task in tasks for queue in task.settings.queues}
 
 
 MetaSource = Callable[[Task[..., Any]], Mapping[str, Any] | None]

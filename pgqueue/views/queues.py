@@ -18,6 +18,7 @@ from pgqueue.repository.queue_minutes import LastCount as LastCount
 from pgqueue.repository.workers import HeldJob as HeldJob
 from pgqueue.repository.workers import WorkerState as WorkerState
 from pgqueue.rules.served_queues import is_pattern, serves
+from pgqueue.tasks import queues_of
 
 NONE = QueueCount(0, 0, 0, 0, None)
 
@@ -116,7 +117,7 @@ def read_queues(
     paused = Pauses(connection).queues()
     workers = queue.workers(connection)
     served = {name for worker in workers for name in worker.queues if not is_pattern(name)}
-    declared = {task.settings.queue for task in queue.tasks.values()}
+    declared = queues_of(queue.tasks.values())
     found = {*counts, *flows, *oldest, *paused, *served, *declared}
     return QueueViews(
         [

@@ -48,6 +48,8 @@ class Event:
     waited: timedelta | None = None
     """How long the job waited before an attempt, since its enqueue or the attempt before."""
     error: str | None = None
+    moved_to: str | None = None
+    """Of an attempt: the queue to which its retry has moved the job."""
     is_after_requeue: bool = False
     """Of an attempt: whether the job was requeued before it, with all its attempts again."""
 
@@ -155,6 +157,7 @@ def _attempts(job: JobDetails) -> Iterator[Event]:
             past.finished_at,
             past.outcome,
             error=": ".join(filter(None, (past.error_type, past.error))) or None,
+            moved_to=past.moved_to,
         )
     if job.holder is not None:
         yield Event(

@@ -148,7 +148,10 @@ def _not_due(job: JobDetails) -> Reason:
     at = (row["run_at"], ", in ", row["run_at"] - job.read_at)
     run_now = f"pgqueue run-now {row['id']}"
     if last is not None and row["attempts"]:
-        return Reason(("is retried at ", *at, ": ", *_end_of(row, last)), run_now)
+        moved: tuple[Part, ...] = ()
+        if last.moved_to is not None:
+            moved = (" in queue ", Name(Kind.QUEUE, last.moved_to, last.moved_to))
+        return Reason(("is retried at ", *at, *moved, ": ", *_end_of(row, last)), run_now)
     snoozed = f": it was snoozed {row['snoozes']} times" if row["snoozes"] else ""
     return Reason(("is due at ", *at, snoozed), run_now)
 

@@ -26,6 +26,7 @@ from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.options import OptionsOfWorker, WorkerOptions
 from pgqueue.repository.listing import Listing
 from pgqueue.rules.served_queues import is_pattern
+from pgqueue.tasks import queues_of
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.hosting import HostedWorker
 from pgqueue.worker.inline_attempt import InlineAttempt
@@ -79,7 +80,7 @@ class Worker:
             raise OptionError(
                 f"Worker({type(queue).__name__}): give the PgQueue whose tasks it is to run"
             )
-        named = {task.settings.queue for task in queue.tasks.values()}
+        named = queues_of(queue.tasks.values())
         if queues is None:
             queues = sorted(named | {DEFAULT_QUEUE})
         self._queue = queue

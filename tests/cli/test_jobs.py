@@ -63,6 +63,15 @@ class TestShow:
         assert errors == {("failed", "ValueError")}
         assert found["running_on"] is None
 
+    def test_an_attempt_names_the_queue_of_its_retry(self, queue: PgQueue) -> None:
+        policy = Retry.constant(timedelta(hours=1)).in_queue("retries")
+        queue.tasks["fail"].options(retry=policy).delay("no such address")
+        Worker(queue).run_until_empty(timeout=60)
+
+        assert "\n  retried in queue retries\n" in shown(queue, "show", "1")
+        [attempt] = document(queue, "1")["failed_attempts"]
+        assert attempt["moved_to"] == "retries"
+
     def test_the_last_error_of_a_success_is_only_that_of_its_attempt(self, queue: PgQueue) -> None:
         tries: list[int] = []
 

@@ -76,8 +76,8 @@ class TestByIds:
         assert ended.stderr == f"4711: not found, because {missing}\n"
         assert json.loads(document.stdout) == {
             "jobs": [
-                {"id": alive, "change": "cancelled", "reason": None},
-                {"id": 4711, "change": "not_found", "reason": missing},
+                {"id": alive, "change": "cancelled", "reason": None, "copy_id": None},
+                {"id": 4711, "change": "not_found", "reason": missing, "copy_id": None},
             ],
             "counts": {"cancelled": 1, "not_found": 1},
         }
@@ -144,6 +144,8 @@ class TestByFilter:
             (("run-now", "--task", "limited"), "1 due now\n"),
             (("change", "--task", "send", "--priority", "9"), "2 changed\n"),
             (("change", "--before", "2", "--priority", "9"), "1 changed\n"),
+            (("change", "--task", "send", "--max-attempts", "9", "--timeout", "5"), "2 changed\n"),
+            (("change", "--task", "send", "--tags", "a, b", "--meta", '{"c": 1}'), "2 changed\n"),
             (("change", "--task", "limited", "--delay", "60"), "2 changed\n"),
         ],
     )
@@ -300,6 +302,7 @@ class TestNewArguments:
         ("change 1 --run-at soon", "is not a time"),
         ("change 1 --delay -1", "is not between 0 and 86400 seconds"),
         ("change 1 --args [1]", "--args is not a JSON object"),
+        ("change 1 --meta [1]", "--meta is not a JSON object"),
         (f"change 1 --args {'[' * 100_000}", "--args is nested too deeply"),
         ("schedules pause", "Missing argument"),
         ("quiet here:1", "give the ids that `pgqueue workers` shows"),
@@ -410,3 +413,17 @@ def test_an_error_is_tried_and_muted(queue: PgQueue) -> None:
     assert tried.stdout == f"{ids[1]}: requeued\n"
     assert muted.stdout == "muted for 2 hours\n"
     assert (unknown.returncode, "has not failed with this error" in unknown.stderr) == (1, True)
+
+
+def test_jobs_run_again_and_are_deleted(queue: PgQueue, engine: Engine) -> None:
+    [dead], [alive] = failed(queue), waiting(queue, "ada")
+
+    copied = command(queue, "run-again", str(dead), str(alive))
+    assert copied.stdout.splitlines() == [
+        f"{dead}: copied as job 3",
+        f"{alive}: unchanged, because its status is pending",
+    ]
+    deleted = command(queue, "delete", "--status", "failed", "--task", "send", "--yes")
+    assert deleted.stdout == "1 deleted\n"
+
+    assert set(statuses(engine)) == {alive, 3}

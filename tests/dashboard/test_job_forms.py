@@ -125,6 +125,38 @@ class TestEdit:
         assert action.before is not None
         assert action.before["priority"] == 5
 
+    def test_an_edit_changes_attempts_timeout_tags_and_meta(
+        self, queue: PgQueue, engine: Engine
+    ) -> None:
+        options: Any = {"meta": {"a": 1, "b": 2}, "tags": ["x"], "delay": timedelta(hours=1)}
+        queue.tasks["post"].options(**options).delay("ada", 2)
+
+        new = {"max_attempts": "7", "timeout": "2.5", "tags": "y, z", "meta": '{"b": 3}'}
+        assert edited(Visitor(queue), **new).status_code == 303
+
+        [job] = jobs(engine)
+        assert (job.max_attempts, job.tags) == (7, ["y", "z"])
+        assert job.meta == {"a": 1, "b": 3, "pgqueue.timeout": 2.5}
+
+    @pytest.mark.parametrize(
+        ("field", "value", "words"),
+        [
+            ("timeout", "soon", "give a number of seconds"),
+            ("meta", "{", "meta is not JSON"),
+            ("meta", "[]", "meta is list"),
+            ("tags", "a" * 101, "a tag has 1 to 100"),
+        ],
+    )
+    def test_a_mistake_in_an_option_is_shown_in_the_form(
+        self, queue: PgQueue, field: str, value: str, words: str
+    ) -> None:
+        later(queue, "post", "ada", 2)
+
+        response = edited(Visitor(queue), **{field: value})
+
+        assert response.status_code == 400
+        assert words in unescape(response.text)
+
     def test_a_form_that_was_not_changed_changes_nothing(
         self, queue: PgQueue, engine: Engine
     ) -> None:

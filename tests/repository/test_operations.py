@@ -40,7 +40,7 @@ from pgqueue.repository.claim import Claimed
 from pgqueue.repository.tables import CHANNEL
 
 queue = PgQueue()
-CANCELLED, CANCEL_REQUESTED, REQUEUED, DUE_NOW, CHANGED, UNCHANGED = Change
+CANCELLED, CANCEL_REQUESTED, REQUEUED, DUE_NOW, CHANGED, *_, UNCHANGED = Change
 
 
 @pytest.fixture
@@ -350,7 +350,7 @@ class TestRequeue:
 def test_where_there_are_no_tables_every_call_says_what_brings_them(empty_engine: Engine) -> None:
     calls: dict[str, list[object]] = {
         "cancel": [1], "requeue": [1], "run_now": [1], "pause": ["mail"], "resume": ["mail"],
-        "check": [], "counts": [],
+        "check": [], "counts": [], "run_again": [1], "delete": [1],
     }  # fmt: skip
     for call, arguments in calls.items():
         with (
@@ -361,7 +361,7 @@ def test_where_there_are_no_tables_every_call_says_what_brings_them(empty_engine
 
 
 class TestDelete:
-    @pytest.mark.parametrize("state", [succeeded, failed, cancelled, pending, leased])
+    @pytest.mark.parametrize("state", [succeeded, failed, cancelled, pending])
     def test_a_job_deleted_by_a_session_leaves_nothing_behind(
         self, engine: Engine, session: Session, worker: LogicalWorker, state: State
     ) -> None:

@@ -15,7 +15,15 @@ from chaos.interleavings.logical_workers import (
     stored,
     violations,
 )
-from pgqueue import Job, JobAttempt, JobStatus, MessageQueue, PgQueueError, Snooze
+from pgqueue import (
+    Job,
+    JobAttempt,
+    JobStatus,
+    MessageQueue,
+    PgQueueError,
+    RetryLater,
+    Snooze,
+)
 from pgqueue.models import UnreadableJob
 from pgqueue.outcomes import (
     AttemptEnd,
@@ -80,6 +88,22 @@ def test_a_snooze_of_something_else_than_a_timedelta_is_refused_where_it_is_made
         Snooze(delay)
 
     assert isinstance(refusal.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"delay": 5}, "RetryLater takes a timedelta"),
+        ({"delay": timedelta(-1)}, "from zero"),
+        ({"queue": "a b"}, "RetryLater: queue is 'a b'"),
+        ({"priority": 10}, "RetryLater: priority is 10"),
+    ],
+)
+def test_a_retry_that_cannot_be_is_refused_where_it_is_asked_for(
+    given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PgQueueError, match=words):
+        RetryLater(**given)
 
 
 def test_what_goes_on_keeps_its_attempts_its_place_and_its_errors(

@@ -42,6 +42,15 @@ def test_it_has_each_attempt_and_the_end_in_order(engine: Engine, worker: Logica
     assert second.waited == second.at - first.until
 
 
+def test_an_attempt_names_the_queue_of_its_retry(engine: Engine, worker: LogicalWorker) -> None:
+    job_id = enqueue(engine)
+    worker.run_next(Retried(HOUR, ERROR, queue="retries"))
+
+    moved = [event.moved_to for event in trail(details(engine, job_id))]
+
+    assert [queue for queue in moved if queue is not None] == ["retries"]
+
+
 def test_a_retry_to_come_is_its_last_event(engine: Engine, worker: LogicalWorker) -> None:
     job_id = enqueue(engine)
     worker.run_next(Retried(HOUR, ERROR))

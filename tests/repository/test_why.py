@@ -175,6 +175,11 @@ def retried_later(engine: Engine, worker: LogicalWorker) -> int:
     return run(engine, worker, Retried(HOUR, ERROR, AttemptEnd.TIMEOUT))
 
 
+@case(rf"is retried at {TIME}, in .* in queue retries: attempt 1 of 10 ended as .*", "run-now 1")
+def retried_elsewhere(engine: Engine, worker: LogicalWorker) -> int:
+    return run(engine, worker, Retried(HOUR, ERROR, queue="retries"))
+
+
 @case(rf"is due at {TIME}, in .*: it was snoozed 1 times", "run-now 1")
 def snoozed(engine: Engine, worker: LogicalWorker) -> int:
     return run(engine, worker, Snoozed(HOUR))

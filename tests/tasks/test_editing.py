@@ -1,5 +1,6 @@
 """``queue.change``, and ``queue.requeue`` with arguments: values, keys and errors."""
 
+import json
 import threading
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -17,6 +18,7 @@ from pgqueue import (
     Job,
     JobStatus,
     Limit,
+    MessageQueue,
     OptionError,
     PayloadError,
     PgQueue,
@@ -26,6 +28,7 @@ from pgqueue import (
     UnknownTask,
     Worker,
 )
+from pgqueue.tasks.editing import Changes
 
 HOUR = timedelta(hours=1)
 seen: list[Any] = []
@@ -84,8 +87,8 @@ def run(queue: PgQueue) -> None:
 def test_what_cannot_be_changed_is_said_in_words(queue: PgQueue) -> None:
     one = queue.tasks["bill"].delay("x")
 
-    with pytest.raises(OptionError, match=f"change of job {one.id}: tags cannot be changed"):
-        change(queue, one.id, tags=["vip"])
+    with pytest.raises(OptionError, match=f"change of job {one.id}: task cannot be changed, only"):
+        change(queue, one.id, task="vip")
 
 
 class TestPriorityAndTime:
@@ -406,3 +409,76 @@ class TestMove:
         outcome = PgQueue(engine).operate("ada").change(Selection(task="bill"), queue="urgent")
 
         assert outcome.counts == {"refused": 1}
+
+
+def job_of(queue: PgQueue, job_id: int) -> Job:
+    with queue.session() as session:
+        return session.get_one(Job, job_id)
+
+
+def test_attempts_timeout_tags_and_meta_of_a_waiting_job_change(queue: PgQueue) -> None:
+    task = queue.tasks["bill"].options(meta={"a": 1, "b": 2}, tags=["x"], delay=HOUR)
+    job = task.delay("ada")
+
+    new = {"max_attempts": 3, "timeout": timedelta(seconds=9), "tags": ["y", "y"], "meta": {"b": 3}}
+    assert change(queue, job.id, **new) is Change.CHANGED
+    assert change(queue, job.id, **new) is Change.UNCHANGED
+
+    changed = job_of(queue, job.id)
+    assert (changed.max_attempts, changed.tags) == (3, ["y"])
+    assert changed.meta == {"a": 1, "b": 3, "pgqueue.timeout": 9.0}
+    assert change(queue, job.id, tags=[]) is Change.CHANGED
+    assert job_of(queue, job.id).tags is None
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_job_with_one_attempt_is_claimed_into_a_free_slot_only(queue: PgQueue, most: int) -> None:
+    job = queue.tasks["bill"].options(max_attempts=3 - most, delay=HOUR).delay("ada")
+
+    change(queue, job.id, max_attempts=most)
+
+    with queue.session() as session:
+        [message] = session.query(MessageQueue).all()
+        assert message.alone is (most == 1)
+
+
+def test_a_job_gets_no_fewer_attempts_than_it_has_used_up(queue: PgQueue) -> None:
+    retry = Retry.constant(HOUR)
+    job = queue.tasks["bill"].options(max_attempts=3, retry=retry).delay("ada", amount=-1)
+    Worker(queue).run_until_empty(timeout=60)
+
+    with pytest.raises(OptionError, match=r"has used up 1 attempts; give .* at least 2"):
+        change(queue, job.id, max_attempts=1)
+    assert change(queue, job.id, max_attempts=2) is Change.CHANGED
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"max_attempts": 0}, "max_attempts is 0"),
+        ({"timeout": 5}, "timeout is 5; give a timedelta"),
+        ({"tags": "mail"}, "give a list"),
+        ({"meta": {"pgqueue.timeout": 1}}, "are reserved"),
+        ({"meta": {"a": "x" * 17_000}}, "bytes as JSON"),
+    ],
+)
+def test_what_no_enqueue_takes_no_change_takes(
+    queue: PgQueue, values: dict[str, Any], words: str
+) -> None:
+    job = queue.tasks["bill"].options(delay=HOUR).delay("ada")
+
+    with pytest.raises(OptionError, match=words):
+        change(queue, job.id, **values)
+
+
+def test_an_interrupted_change_is_continued_with_the_same_values(queue: PgQueue) -> None:
+    changes = Changes(
+        queue="mail",
+        max_attempts=3,
+        timeout=timedelta(seconds=9),
+        tags=["a"],
+        meta={"b": 1},
+        run_at=datetime(2040, 1, 1, tzinfo=UTC),
+    )
+
+    assert Changes.from_log(json.loads(json.dumps(changes.for_log))) == changes

@@ -1,9 +1,9 @@
 """The forms about one job: change it, or enqueue a new one, also as a copy of another."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -17,9 +17,11 @@ from pgqueue.errors import (
     OptionError,
     PayloadError,
 )
+from pgqueue.meta import MAX_META_BYTES, RESERVED
 from pgqueue.models import DEAD, WAITING
 from pgqueue.operations import Selection
 from pgqueue.operations.results import Effect, Result
+from pgqueue.options import MOST_ATTEMPTS
 from pgqueue.redaction import redacted
 from pgqueue.tasks import Task, editing
 from pgqueue.tasks.showing import masked, secrets_of
@@ -174,7 +176,8 @@ def _seen(template: Template) -> str:
     """What the form has shown of a job, as a digest; without its secrets."""
     row = _job_of(template).columns
     place = [row["queue"], row["priority"], row["run_at"].isoformat()]
-    shown = [template.shown, *place, row["outcome"]]
+    options = [row["max_attempts"], row["tags"], row["meta"]]
+    shown = [template.shown, *place, *options, row["outcome"]]
     return sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -192,7 +195,7 @@ def _time_of(text: str) -> datetime:
 
 
 def _changed_options(request: Request, job: JobDetails) -> dict[str, Any]:
-    """The queue, the priority and the time of a form, where they differ from those of the job."""
+    """The options of a form, where they differ from those of the job."""
     if job.status in DEAD:
         return {}
     row, changed = job.columns, dict[str, Any]()
@@ -206,7 +209,54 @@ def _changed_options(request: Request, job: JobDetails) -> dict[str, Any]:
     at = request.posted("run_at").strip()
     if at and at != _time_text(row["run_at"]):
         changed["run_at"] = _time_of(at)
+    most = request.posted_whole("max_attempts", None, 1, MOST_ATTEMPTS)
+    if most not in (None, row["max_attempts"]):
+        changed["max_attempts"] = most
+    timeout = request.posted("timeout").strip()
+    if timeout and timeout != _timeout_text(row):
+        changed["timeout"] = _seconds_of(timeout)
+    if request.form.get("tags", _tags_text(row)) != _tags_text(row):
+        changed["tags"] = _tags_of(request)
+        _check_tags(request, changed["tags"])
+    meta = request.posted("meta", longest=MAX_META_BYTES).strip()
+    if meta and meta != _meta_text(row):
+        changed["meta"] = _meta_of(meta)
     return changed
+
+
+def _tags_of(request: Request) -> list[str]:
+    tags = (tag.strip() for tag in request.posted("tags", longest=4000).split(","))
+    return [tag for tag in tags if tag]
+
+
+def _tags_text(row: Mapping[str, Any]) -> str:
+    return ", ".join(row["tags"] or [])
+
+
+def _timeout_text(row: Mapping[str, Any]) -> str:
+    """The timeout that the job has of its own, in seconds."""
+    seconds = (row["meta"] or {}).get(f"{RESERVED}timeout")
+    return "" if seconds is None else f"{seconds:g}"
+
+
+def _seconds_of(text: str) -> timedelta:
+    try:
+        return timedelta(seconds=float(text))
+    except (ValueError, OverflowError):
+        raise OptionError(f"timeout is {text[:40]!r}; give a number of seconds") from None
+
+
+def _meta_text(row: Mapping[str, Any]) -> str:
+    """The meta of the application, as a form shows it."""
+    meta = row["meta"] or {}
+    return json.dumps({name: meta[name] for name in meta if not name.startswith(RESERVED)})
+
+
+def _meta_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise OptionError("meta is not JSON; give the keys that change by name") from None
 
 
 def _options(request: Request) -> dict[str, Any]:
@@ -219,16 +269,19 @@ def _options(request: Request) -> dict[str, Any]:
         options["priority"] = priority
     if at := request.posted("run_at").strip():
         options["run_at"] = _time_of(at)
-    if tags := [tag.strip() for tag in request.posted("tags", longest=4000).split(",")]:
-        options["tags"] = [tag for tag in tags if tag]
+    options["tags"] = _tags_of(request)
     return options
 
 
 def _check_scope(request: Request, task: Task[..., Any]) -> None:
     """Raises Refused for a job that the user could not see."""
     request.check_queue(task.settings.queue)
+    _check_tags(request, task.settings.tags)
+
+
+def _check_tags(request: Request, given: Sequence[str]) -> None:
     tags = request.access.tags
-    if tags is not None and not set(tags) & set(task.settings.tags):
+    if tags is not None and not set(tags) & set(given):
         raise Refused(f"give the job one of your tags: {', '.join(sorted(tags))}", 403)
 
 
@@ -250,6 +303,10 @@ def _edit_page(
         priority=request.posted("priority") or str(row["priority"]),
         queue=request.posted("queue") or row["queue"],
         run_at=request.posted("run_at") or _time_text(row["run_at"]),
+        max_attempts=request.posted("max_attempts") or str(row["max_attempts"]),
+        timeout=request.posted("timeout") or _timeout_text(row),
+        tags=request.form.get("tags", _tags_text(row)),
+        meta=request.form.get("meta", _meta_text(row)),
         error=error,
     )
 

@@ -4,7 +4,7 @@ FROM pg_catalog.jsonb_to_recordset(CAST(%(verdicts)s::VARCHAR AS JSONB)) AS verd
     BIGINT, message_id BIGINT, attempt SMALLINT, job_outcome TEXT, delay FLOAT, give_up_after FLOAT,
     used_up SMALLINT, crashed SMALLINT, snoozed SMALLINT, max_interruptions SMALLINT, max_unreadable
     FLOAT, result JSONB, attempt_end TEXT, error_type TEXT, error TEXT, traceback TEXT, fingerprint
-    BIGINT) JOIN LATERAL (SELECT ctid
+    BIGINT, to_queue TEXT, to_priority SMALLINT) JOIN LATERAL (SELECT ctid
 FROM pgqueue.leases
 WHERE pgqueue.leases.target_id = verdicts.target_id AND pgqueue.leases.message_id =
     verdicts.message_id AND pgqueue.leases.attempt = verdicts.attempt AND pgqueue.leases.worker_id =
@@ -18,20 +18,20 @@ settled AS
     gone.worker_id AS worker_id, gone.started_at AS started_at, gone.crashes + verdicts.crashed AS
     crashes, verdicts.snoozed AS snoozed, verdicts.max_interruptions AS max_interruptions,
     verdicts.result AS result, verdicts.error_type AS error_type, verdicts.error AS error,
-    verdicts.traceback AS traceback, verdicts.fingerprint AS fingerprint,
-    pg_catalog.statement_timestamp() - coalesce(met.since, pg_catalog.statement_timestamp()) <
-    verdicts.max_unreadable * interval '1 second' AS waits, CASE WHEN
-    (pg_catalog.statement_timestamp() - coalesce(met.since, pg_catalog.statement_timestamp()) <
-    verdicts.max_unreadable * interval '1 second') THEN least(greatest(CAST(EXTRACT(epoch FROM
-    pg_catalog.statement_timestamp() - coalesce(met.since, pg_catalog.statement_timestamp())) AS
-    FLOAT) * CAST(0.5 AS FLOAT), CAST(5 AS FLOAT)), CAST(60 AS FLOAT)) ELSE verdicts.delay END AS
-    delay, CASE WHEN (pg_catalog.statement_timestamp() - coalesce(met.since,
-    pg_catalog.statement_timestamp()) < verdicts.max_unreadable * interval '1 second') THEN CAST(0
-    AS SMALLINT) ELSE verdicts.used_up END AS used_up, CASE WHEN (pg_catalog.statement_timestamp() -
+    verdicts.traceback AS traceback, verdicts.fingerprint AS fingerprint, verdicts.to_queue AS
+    to_queue, verdicts.to_priority AS to_priority, pg_catalog.statement_timestamp() -
     coalesce(met.since, pg_catalog.statement_timestamp()) < verdicts.max_unreadable * interval '1
-    second') THEN NULL WHEN CASE WHEN (verdicts.give_up_after IS NOT NULL) THEN
-    pg_catalog.clock_timestamp() + verdicts.delay * interval '1 second' > CASE WHEN (gone.attempt =
-    CAST(1 AS SMALLINT)) THEN gone.started_at ELSE coalesce((SELECT
+    second' AS waits, CASE WHEN (pg_catalog.statement_timestamp() - coalesce(met.since,
+    pg_catalog.statement_timestamp()) < verdicts.max_unreadable * interval '1 second') THEN
+    least(greatest(CAST(EXTRACT(epoch FROM pg_catalog.statement_timestamp() - coalesce(met.since,
+    pg_catalog.statement_timestamp())) AS FLOAT) * CAST(0.5 AS FLOAT), CAST(5 AS FLOAT)), CAST(60 AS
+    FLOAT)) ELSE verdicts.delay END AS delay, CASE WHEN (pg_catalog.statement_timestamp() -
+    coalesce(met.since, pg_catalog.statement_timestamp()) < verdicts.max_unreadable * interval '1
+    second') THEN CAST(0 AS SMALLINT) ELSE verdicts.used_up END AS used_up, CASE WHEN
+    (pg_catalog.statement_timestamp() - coalesce(met.since, pg_catalog.statement_timestamp()) <
+    verdicts.max_unreadable * interval '1 second') THEN NULL WHEN CASE WHEN (verdicts.give_up_after
+    IS NOT NULL) THEN pg_catalog.clock_timestamp() + verdicts.delay * interval '1 second' > CASE
+    WHEN (gone.attempt = CAST(1 AS SMALLINT)) THEN gone.started_at ELSE coalesce((SELECT
     pg_catalog.max(pgqueue.job_attempts.started_at) AS max_1
 FROM pgqueue.job_attempts
 WHERE pgqueue.job_attempts.job_id = verdicts.target_id AND pgqueue.job_attempts.attempt = CAST(1 AS
@@ -44,16 +44,27 @@ FROM gone JOIN pg_catalog.jsonb_to_recordset(CAST(%(verdicts)s::VARCHAR AS JSONB
     verdicts(target_id BIGINT, message_id BIGINT, attempt SMALLINT, job_outcome TEXT, delay FLOAT,
     give_up_after FLOAT, used_up SMALLINT, crashed SMALLINT, snoozed SMALLINT, max_interruptions
     SMALLINT, max_unreadable FLOAT, result JSONB, attempt_end TEXT, error_type TEXT, error TEXT,
-    traceback TEXT, fingerprint BIGINT) ON gone.target_id = verdicts.target_id AND gone.message_id =
-    verdicts.message_id AND gone.attempt = verdicts.attempt LEFT OUTER JOIN LATERAL (SELECT
-    pgqueue.unreadable_jobs.since AS since
+    traceback TEXT, fingerprint BIGINT, to_queue TEXT, to_priority SMALLINT) ON gone.target_id =
+    verdicts.target_id AND gone.message_id = verdicts.message_id AND gone.attempt = verdicts.attempt
+    LEFT OUTER JOIN LATERAL (SELECT pgqueue.unreadable_jobs.since AS since
 FROM pgqueue.unreadable_jobs
 WHERE pgqueue.unreadable_jobs.job_id = verdicts.target_id AND verdicts.max_unreadable IS NOT NULL
  LIMIT ALL OFFSET 0) AS met ON true),
 job AS
-(UPDATE pgqueue.jobs SET run_at=CASE WHEN (CASE WHEN (pgqueue.jobs.cancel_requested_at IS NOT NULL)
+(UPDATE pgqueue.jobs SET queue=CASE WHEN (CASE WHEN (pgqueue.jobs.cancel_requested_at IS NOT NULL)
     THEN 'cancelled' WHEN (settled.job_outcome IS NOT NULL) THEN settled.job_outcome WHEN
     (settled.used_up = 1 AND settled.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN
+    (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= settled.max_interruptions) THEN 'failed' END
+    IS NULL AND settled.to_queue IS NOT NULL AND (pgqueue.jobs.held_unique_key IS NULL OR
+    pg_catalog.starts_with(pgqueue.jobs.held_unique_key, 'pgqueue.across:'))) THEN settled.to_queue
+    ELSE pgqueue.jobs.queue END, priority=CASE WHEN (CASE WHEN (pgqueue.jobs.cancel_requested_at IS
+    NOT NULL) THEN 'cancelled' WHEN (settled.job_outcome IS NOT NULL) THEN settled.job_outcome WHEN
+    (settled.used_up = 1 AND settled.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN
+    (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= settled.max_interruptions) THEN 'failed' END
+    IS NULL) THEN coalesce(settled.to_priority, pgqueue.jobs.priority) ELSE pgqueue.jobs.priority
+    END, run_at=CASE WHEN (CASE WHEN (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN 'cancelled'
+    WHEN (settled.job_outcome IS NOT NULL) THEN settled.job_outcome WHEN (settled.used_up = 1 AND
+    settled.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN
     (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= settled.max_interruptions) THEN 'failed' END
     IS NULL AND settled.delay IS NOT NULL) THEN pg_catalog.clock_timestamp() + settled.delay *
     interval '1 second' ELSE pgqueue.jobs.run_at END, attempts=least((settled.attempt -
@@ -98,7 +109,8 @@ job AS
     settled.crashes AS settled_crashes, settled.snoozed AS settled_snoozed,
     settled.max_interruptions AS settled_max_interruptions, settled.result AS settled_result,
     settled.error_type AS settled_error_type, settled.error AS settled_error, settled.traceback AS
-    settled_traceback, settled.fingerprint AS settled_fingerprint, settled.waits AS settled_waits,
+    settled_traceback, settled.fingerprint AS settled_fingerprint, settled.to_queue AS
+    settled_to_queue, settled.to_priority AS settled_to_priority, settled.waits AS settled_waits,
     settled.delay AS settled_delay, settled.used_up AS settled_used_up, settled.job_outcome AS
     settled_job_outcome, settled.attempt_end AS settled_attempt_end, CASE WHEN
     (pgqueue.jobs.limit_keys IS NOT NULL) THEN (SELECT pg_catalog.bool_or(pgqueue.limits.period IS
@@ -107,7 +119,11 @@ FROM pgqueue.limits
 WHERE pgqueue.limits.name = ANY (array((SELECT pg_catalog.split_part(key, CAST(' ' AS TEXT), 1) AS
     split_part_1
 FROM pg_catalog.unnest(pg_catalog.string_to_array(pgqueue.jobs.limit_keys, pg_catalog.chr(10))) AS
-    key)))) END AS next_start_counts),
+    key)))) END AS next_start_counts, CASE WHEN (pgqueue.jobs.queue = settled.to_queue) THEN
+    settled.to_queue END AS moved_to, CASE WHEN (pgqueue.jobs.queue = settled.to_queue) THEN CASE
+    WHEN pg_catalog.pg_try_advisory_lock(-2192786854117710778) THEN
+    pg_catalog.pg_advisory_unlock(-2192786854117710778) ELSE
+    pg_catalog.pg_notify('pgqueue_66eafb31', 'enqueued') IS NULL END END AS woken),
 next_message AS
 (INSERT INTO pgqueue.message_queue (queue, priority, run_at, target_id, task, attempt, crashes,
     alone) SELECT job.queue AS queue, job.priority AS priority, job.run_at AS run_at, job.id AS id,
@@ -125,12 +141,12 @@ FROM job
 WHERE job.outcome IS NULL AND job.next_start_counts),
 bad_attempt AS
 (INSERT INTO pgqueue.job_attempts (job_id, message_id, attempt, outcome, error_type, error,
-    traceback, worker_id, started_at, finished_at) SELECT job.id AS id, job.settled_message_id AS
-    settled_message_id, job.settled_attempt AS settled_attempt, job.settled_attempt_end AS
-    settled_attempt_end, job.settled_error_type AS settled_error_type, job.settled_error AS
-    settled_error, job.settled_traceback AS settled_traceback, job.settled_worker_id AS
-    settled_worker_id, job.settled_started_at AS settled_started_at, pg_catalog.clock_timestamp() AS
-    clock_timestamp_1
+    traceback, worker_id, started_at, moved_to, finished_at) SELECT job.id AS id,
+    job.settled_message_id AS settled_message_id, job.settled_attempt AS settled_attempt,
+    job.settled_attempt_end AS settled_attempt_end, job.settled_error_type AS settled_error_type,
+    job.settled_error AS settled_error, job.settled_traceback AS settled_traceback,
+    job.settled_worker_id AS settled_worker_id, job.settled_started_at AS settled_started_at,
+    job.moved_to AS moved_to, pg_catalog.clock_timestamp() AS clock_timestamp_1
 FROM job
 WHERE job.settled_attempt_end IS NOT NULL ON CONFLICT DO NOTHING),
 letter AS
