@@ -308,7 +308,7 @@ class Options:
         if "keep" in given:
             given["keep"] = keep_of(given["keep"], f"task {name}: ")
         checked = cls(task=name, **given)
-        checked._check()
+        checked._check(given)
         return checked
 
     def of_job(self, options: Mapping[str, Any]) -> "Options":
@@ -322,8 +322,10 @@ class Options:
         elif "unique_key" in given:
             given = {"unique": None, **given}
         changed = replace(self, **given)
-        changed._check()
+        changed._check(given)
         _check_known_to_workers(where, self, changed)
+        if not given.keys() & {"meta", "tags"}:
+            return changed
         meta, tags = checked_meta(where, changed.meta), checked_tags(where, changed.tags)
         return replace(changed, meta=meta, tags=tags)
 
@@ -397,10 +399,11 @@ class Options:
         """Return these options, with more secret arguments."""
         return replace(self, secret_args=tuple(sorted({*self.secret_args, *names})))
 
-    def _check(self) -> None:
+    def _check(self, given: Iterable[str]) -> None:
+        """Check the options that were given, and how all of them go together."""
         where = f"task {self.task}: "
-        for each in OPTIONS:
-            check(where, each.name, getattr(self, each.name), each.metadata["check"])
+        for name in given:
+            check(where, name, getattr(self, name), OPTION[name].metadata["check"])
         if self.task in self.aliases:
             raise OptionError(f"{where}aliases has its own name; give names that it had before")
         check_start(where, self.delay, self.run_at)
@@ -418,6 +421,7 @@ class Options:
 
 OPTIONS = tuple(each for each in fields(Options) if each.name != "task")
 """The declarations of all options of tasks and jobs."""
+OPTION = {each.name: each for each in OPTIONS}
 FROM_META = tuple(each for each in OPTIONS if each.metadata["from_meta"] is not None)
 """The options that an enqueue notes in the meta of its job."""
 

@@ -41,8 +41,8 @@ class Base(DeclarativeBase):
     type_annotation_map = {
         str: Text,
         datetime: DateTime(timezone=True),
-        dict[str, Any]: JSONB,
-        list[str]: JSONB,
+        dict[str, Any]: JSONB(none_as_null=True),
+        list[str]: JSONB(none_as_null=True),
     }
 
 
