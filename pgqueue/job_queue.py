@@ -1,7 +1,7 @@
 """``PgQueue``, the object that an application holds: its tasks, its database and its operations."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from importlib import import_module
@@ -71,6 +71,7 @@ from pgqueue.schedules import (
 from pgqueue.tasks import Task, queues_of
 from pgqueue.tasks.address import address_of, default_name
 from pgqueue.tasks.decorator import TaskDecorator
+from pgqueue.tasks.several import enqueue_all
 from pgqueue.tasks.task import MetaSource
 from pgqueue.views import Views
 from pgqueue.workflows import ExtendedWorkflow, NewWorkflow, OpenWorkflow
@@ -718,6 +719,45 @@ class PgQueue(Operations):
             none = "no module with tasks is imported; on the command line, name the app by --app"
             raise UnknownTask(f"no task {name!r} is registered; {others if self.tasks else none}")
         return self.tasks[name]
+
+    def enqueue_all(
+        self, session: "Session | scoped_session[Any] | Connection", jobs: Iterable[Job]
+    ) -> list[int]:
+        """Enqueue jobs of several tasks, each with options of its own, by one statement for each
+        1000.
+
+        Joins the caller's transaction and commits nothing.
+
+        Args:
+            session: The Session or Connection, in whose transaction the jobs are written.
+            jobs: New jobs, as ``task.job(...)`` and ``task.options(...).job(...)`` return them.
+                They stay as they are, in no Session.
+
+        Returns:
+            The ids of the jobs, in the same order.  For a job whose unique key is taken, the id of
+            the job that holds the key.
+
+        Raises:
+            ArgumentsError: Something else than a new job is given.
+            DuplicateJob: The key of a job is taken whose task has ``on_conflict="raise"``; no job
+                was enqueued.
+
+        Example:
+            >>> ids = queue.enqueue_all(
+            ...     session,
+            ...     [send_mail.job(7), remind.options(delay=timedelta(days=3)).job(7)],
+            ... )
+        """
+        return enqueue_all(session, jobs)
+
+    async def enqueue_all_async(
+        self,
+        session: "AsyncSession | async_scoped_session[Any] | AsyncConnection",
+        jobs: Iterable[Job],
+    ) -> list[int]:
+        """:meth:`enqueue_all` for an AsyncSession or an AsyncConnection."""
+        actual = async_sessions.actual_caller(session, "enqueue_all")
+        return await actual.run_sync(enqueue_all, jobs)
 
     def claim(
         self,

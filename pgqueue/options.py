@@ -321,7 +321,7 @@ class Options:
         if "keep" in given:
             given["keep"] = keep_of(given["keep"], f"task {name}: ")
         checked = cls(task=name, **given)
-        checked._check()
+        checked._check(given)
         return checked
 
     def of_job(self, options: Mapping[str, Any]) -> "Options":
@@ -337,8 +337,10 @@ class Options:
         if isinstance(given.get("retry"), Retry):
             given = {**given, "retry": _retry_of_job(where, given["retry"], self.retry)}
         changed = replace(self, **given)
-        changed._check()
+        changed._check(given)
         _check_known_to_workers(where, self, changed)
+        if not given.keys() & {"meta", "tags"}:
+            return changed
         meta, tags = checked_meta(where, changed.meta), checked_tags(where, changed.tags)
         return replace(changed, meta=meta, tags=tags)
 
@@ -413,10 +415,11 @@ class Options:
         """Return these options, with more secret arguments."""
         return replace(self, secret_args=tuple(sorted({*self.secret_args, *names})))
 
-    def _check(self) -> None:
+    def _check(self, given: Iterable[str]) -> None:
+        """Check the options that were given, and how all of them go together."""
         where = f"task {self.task}: "
-        for each in OPTIONS:
-            check(where, each.name, getattr(self, each.name), each.metadata["check"])
+        for name in given:
+            check(where, name, getattr(self, name), OPTION[name].metadata["check"])
         if self.task in self.aliases:
             raise OptionError(f"{where}aliases has its own name; give names that it had before")
         check_start(where, self.delay, self.run_at)
@@ -441,6 +444,7 @@ class Options:
 
 OPTIONS = tuple(each for each in fields(Options) if each.name != "task")
 """The declarations of all options of tasks and jobs."""
+OPTION = {each.name: each for each in OPTIONS}
 FROM_META = tuple(each for each in OPTIONS if each.metadata["from_meta"] is not None)
 """The options that an enqueue notes in the meta of its job."""
 

@@ -1,22 +1,24 @@
 """Workflows: batches whose jobs wait for each other."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
-from sqlalchemy import inspect
 from sqlalchemy.orm import Session
 
 from pgqueue.batches import ExtendedBatch, NewBatch, OpenBatch, check_name, in_words
 from pgqueue.checks import SHORTEST_SPAN, check, checked_id, quoted, span
-from pgqueue.database.callers import joined
+from pgqueue.database.callers import joined, translated_errors
 from pgqueue.database.collecting import Collecting, collected, collecting_of
+from pgqueue.database.flush import collect_in, is_new_job
 from pgqueue.errors import OptionError, PgQueueError
 from pgqueue.meta import OF_WORKFLOW, RUNS_WHEN, noted_outcomes
 from pgqueue.models import Job, JobStatus
 from pgqueue.repository.batches import Batches, NewBatchRow
+from pgqueue.repository.enqueue import Enqueues
 from pgqueue.repository.workflows import Workflows
 from pgqueue.tasks import Task
 
@@ -24,6 +26,9 @@ When = Literal["succeeded", "failed", "cancelled", "ended"]
 """The outcome of its predecessors with which a job runs; ``"ended"``: any outcome."""
 
 MOST_PREDECESSORS = 10_000
+
+IDS_AT_FIRST, IDS_LATER = 20, 200
+"""How many ids a block reserves at once."""
 
 Predecessor = Job | OpenBatch | int
 """What a job can wait for: a job, its id, a group, or a batch."""
@@ -42,11 +47,17 @@ class OpenWorkflow(OpenBatch):
     _session: Session | None = None
     _before: int | None = None
     """The running job before whose successors the jobs are added."""
+    _ids: deque[int]
+    """Reserved ids, for new jobs."""
+    _reserves: int
 
     def add(
         self, job: Job, *, after: Predecessor | Iterable[Predecessor] = (), when: When = "succeeded"
     ) -> Job:
-        """Add a job that starts when other jobs have ended.  Flushes the Session.
+        """Add a job that starts when other jobs have ended.
+
+        The job has its id at once.  Its rows are written by the next flush of the Session, at the
+        latest at the end of the block, together with those of all jobs that were added.
 
         Args:
             job: A new job, as ``task.job(...)`` returns it.
@@ -62,7 +73,7 @@ class OpenWorkflow(OpenBatch):
 
         Raises:
             OptionError: A value is wrong.
-            DuplicateJob: The unique key of the job is taken.
+            DuplicateJob: By the flush, if the unique key of the job is taken.
 
         Example:
             >>> with queue.workflow(session, "import 12") as flow:
@@ -71,14 +82,14 @@ class OpenWorkflow(OpenBatch):
             ...     flow.add(clean_up.job(12), after=rows, when="failed")
         """
         session = self._open_session()
-        if not isinstance(job, Job) or not inspect(job).transient:
+        if not is_new_job(job):
             raise OptionError(
                 f"{self._where}: add is given {quoted(job)}; give a new job, as task.job(...) "
                 "returns it, which is in no session"
             )
-        with self.after(*_nodes(after), when=when):
-            session.add(job)
-            session.flush()
+        collect_in(job, self._waiting(self._collecting_now(session), _nodes(after), when))
+        job.id = self._new_id(session)
+        session.add(job)
         return job
 
     async def add_async(
@@ -179,10 +190,8 @@ class OpenWorkflow(OpenBatch):
             ...     session.add(audit.job(12))
         """
         session = self._open_session()
-        collecting = collecting_of(session)
-        assert collecting is not None, "the block of a workflow collects its jobs"
         session.flush()  # jobs that were given to session.add() before
-        with collected(session, self._waiting(collecting, nodes, when)):
+        with collected(session, self._waiting(self._collecting_now(session), nodes, when)):
             yield
             session.flush()
 
@@ -225,8 +234,29 @@ class OpenWorkflow(OpenBatch):
             raise PgQueueError(f"{self._where}: add jobs inside of its `with` block")
         return self._session
 
+    def _collecting_now(self, session: Session) -> Collecting:
+        collecting = collecting_of(session)
+        assert collecting is not None, "the block of a workflow collects its jobs"
+        return collecting
+
+    def _new_id(self, session: Session) -> int:
+        """The id of a job that a later flush inserts, so that other jobs can wait for it before.
+
+        Reserves several at once, and at first few: most workflows are small.  Ids ascend: those
+        that are reserved are given up if a job was written meanwhile that has a greater one.
+        """
+        written = self._collecting_now(session).job_ids
+        if not self._ids or (written and written[-1] > self._ids[0]):
+            self._ids.clear()
+            with translated_errors():
+                enqueues = Enqueues(joined(session, self._where))
+                self._ids.extend(enqueues.new_ids(self._reserves))
+            self._reserves = IDS_LATER
+        return self._ids.popleft()
+
     @contextmanager
     def _opened(self, session: Session) -> Iterator[None]:
+        self._ids, self._reserves = deque(), IDS_AT_FIRST
         try:
             with super()._opened(session):
                 self._session = session
@@ -375,10 +405,8 @@ class Group(OpenWorkflow):
         return rows.add(NewBatchRow(self._name, group_of=workflow))
 
     def _collecting(self, session: Session) -> Collecting:
-        outer = collecting_of(session)
-        assert outer is not None, "a group is opened in the block of its workflow"
-        self._outer = outer
-        return self._waiting(replace(outer, job_ids=[]), self._after, self._when)
+        self._outer = self._collecting_now(session)
+        return self._waiting(replace(self._outer, job_ids=[]), self._after, self._when)
 
     def _end(self, session: Session, rows: Batches, job_ids: Sequence[int]) -> None:
         self._outer.job_ids.extend(job_ids)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, make_url, select, text
+from sqlalchemy import Engine, event, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -98,6 +98,61 @@ def test_a_job_starts_after_those_for_which_it_waits(rig: Rig, session: Session)
 
     assert rig.ran == ["first", "second", "third"]
     assert rig.outcome(flow) == "succeeded"
+
+
+def test_the_jobs_of_a_block_are_written_together(rig: Rig, session: Session) -> None:
+    sent: list[str] = []
+    event.listen(rig.engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
+    with rig.queue.workflow(session) as flow:
+        ids = [flow.add(rig.note.job("0")).id]
+        for number in range(1, 100):
+            ids.append(flow.add(rig.note.job(str(number)), after=ids[-1]).id)
+        assert not [one for one in sent if "INTO pgqueue.jobs" in one]
+
+    assert len(sent) < 10
+    session.commit()
+    assert session.scalars(select(Job.id).order_by(Job.id)).all() == ids
+    assert rig.work() == {"succeeded": 100}
+    assert rig.ran == [str(number) for number in range(100)]
+
+
+def test_a_job_belongs_where_it_was_added_whenever_it_is_written(
+    rig: Rig, session: Session
+) -> None:
+    with rig.queue.workflow(session) as flow:
+        first = flow.add(rig.note.job("first"))
+        with flow.group("part", after=first) as part:
+            session.flush()
+            inner = part.add(rig.note.job("inner"))
+        last = flow.add(rig.note.job("last"), after=part)
+        with rig.queue.batch(session) as batch:
+            session.flush()
+
+    assert rig.queue.get_batch(session, flow.id).total == 3
+    assert rig.queue.get_batch(session, part.id).total == 1
+    assert rig.queue.get_batch(session, batch.id).total == 0
+    assert statuses(session) == {"first": "pending", "inner": "blocked", "last": "blocked"}
+    assert (first.id, inner.id, last.id) == tuple(session.scalars(select(Job.id).order_by(Job.id)))
+    session.commit()
+    rig.work()
+    assert rig.ran == ["first", "inner", "last"]
+
+
+def test_a_taken_key_is_named_at_the_end_of_the_block(rig: Rig, session: Session) -> None:
+    keyed = rig.note.options(unique_key="k")
+    keyed.enqueue(session, "holder")
+    session.commit()
+
+    def add() -> None:
+        with rig.queue.workflow(session) as flow:
+            flow.add(rig.note.job("first"))
+            flow.add(keyed.job("second"))
+
+    with pytest.raises(DuplicateJob, match=r"<Job \d+ note>: .* unique key 'k'"):
+        add()
+    session.rollback()
+
+    assert statuses(session) == {"holder": "pending"}
 
 
 def test_a_job_waits_for_all_jobs_of_a_group(rig: Rig, session: Session) -> None:

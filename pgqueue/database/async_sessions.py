@@ -18,7 +18,7 @@ from pgqueue.database.handlers import session_in_savepoint as sync_session_in_sa
 from pgqueue.errors import ArgumentsError
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 Parameters = Callable[[], dict[str, Any]]
 """Returns the parameters with which libpq connects."""
@@ -36,6 +36,13 @@ def actual(session: Any, where: str) -> "AsyncSession":
             f"{type(session).__name__}; with a Session, call the method without _async"
         )
     return session
+
+
+def actual_caller(session: Any, where: str) -> "AsyncSession | AsyncConnection":
+    """Return the AsyncSession itself, or the AsyncConnection that an enqueue joins."""
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    return session if isinstance(session, AsyncConnection) else actual(session, where)
 
 
 def sync_connection_of(bind: Any) -> Any:

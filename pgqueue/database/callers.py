@@ -16,6 +16,8 @@ from pgqueue.models.base import SCHEMA
 from pgqueue.repository.nodes import CITUS_SCHEMA
 from pgqueue.repository.tables import A_WRITE
 
+Caller = Session | Connection
+"""Whose transaction an enqueue joins."""
 AnySession = Session | Connection | scoped_session[Any]
 """What a caller's transaction is given by."""
 
@@ -38,9 +40,17 @@ def sync_session(session: Any, where: str) -> Session:
     )
 
 
-def joined(session: Session, where: str) -> Connection:
-    """Return the connection on which the session's transaction writes jobs."""
-    connection = _connection_of(session, where)
+def caller(session: Any, where: str) -> Caller:
+    """Return the Session itself, or the Connection that an enqueue joins."""
+    if isinstance(session, Connection):
+        _check_dialect(session, where, "this Connection")
+        return session
+    return sync_session(session, where)
+
+
+def joined(session: Caller, where: str) -> Connection:
+    """Return the connection on which the caller's transaction writes jobs."""
+    connection = session if isinstance(session, Connection) else _connection_of(session, where)
     commit_in_two_phases(connection)
     return connection
 
@@ -68,12 +78,16 @@ def _connection_of(session: Session, where: str) -> Connection:
             f"{where}: this Session has no engine for jobs; make it with bind=engine, or with "
             "{Job: engine} among its binds"
         ) from error
+    _check_dialect(connection, where, "this Session")
+    return connection
+
+
+def _check_dialect(connection: Connection, where: str, name: str) -> None:
     if connection.dialect.name != "postgresql":
         raise ArgumentsError(
-            f"{where}: this Session writes to {connection.dialect.name}, and jobs live in "
+            f"{where}: {name} writes to {connection.dialect.name}, and jobs live in "
             "PostgreSQL; give a Session on that database, or {Job: engine} among its binds"
         )
-    return connection
 
 
 def may_notify(connection: Connection) -> bool:

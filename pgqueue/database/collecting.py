@@ -1,10 +1,11 @@
 """Notes the jobs that are enqueued through a Session, for the batches that are being filled."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 COLLECTING = "pgqueue.collecting"
@@ -36,12 +37,6 @@ def collected(session: Session, collecting: Collecting) -> Iterator[None]:
         session.info[COLLECTING] = before
 
 
-def collecting_of(session: Session | None) -> Collecting | None:
+def collecting_of(session: Session | Connection | None) -> Collecting | None:
     """What collects the jobs that are enqueued through this session now."""
-    return None if session is None else session.info.get(COLLECTING)
-
-
-def note_for_batch(session: Session | None, job_ids: Iterable[int]) -> None:
-    """Note jobs that were enqueued through a session, or that hold the unique key of one."""
-    if (collecting := collecting_of(session)) is not None:
-        collecting.job_ids.extend(job_ids)
+    return session.info.get(COLLECTING) if isinstance(session, Session) else None

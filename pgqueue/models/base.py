@@ -88,8 +88,8 @@ class Base(DeclarativeBase):
     type_annotation_map = {
         str: Text,
         datetime: FiniteTime(),
-        dict[str, Any]: JSONB,
-        list[str]: JSONB,
+        dict[str, Any]: JSONB(none_as_null=True),
+        list[str]: JSONB(none_as_null=True),
     }
 
 

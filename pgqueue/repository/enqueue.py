@@ -1,7 +1,7 @@
 """Enqueue: a job and its message in one statement of the caller's transaction."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, REGCLASS
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
+from pgqueue.arguments.text import LARGEST_TEXT
 from pgqueue.errors import DuplicateJob
 from pgqueue.models import SCHEMA
 from pgqueue.repository.fast_path import fetch
@@ -20,6 +21,7 @@ from pgqueue.repository.messages import (
     Start,
     columns_for,
     dispatch_of,
+    dispatch_of_each,
     labels,
     start_time,
 )
@@ -28,6 +30,8 @@ from pgqueue.repository.reading import Moment, moment
 from pgqueue.repository.tables import (
     Executor,
     array_of,
+    array_parameter,
+    clock,
     document,
     is_key_across_queues,
     jobs,
@@ -42,6 +46,7 @@ _TRIES_FOR_A_KEY = 20
 """How often an enqueue is tried while its key is taken by jobs that end before they are read."""
 
 Found = TypeVar("Found")
+Row = TypeVar("Row")
 
 
 @cache
@@ -139,6 +144,43 @@ def enqueue_or_lock_jobs(*, start: Start, notify: bool, labelled: bool = False) 
 
 
 @cache
+def enqueue_mixed_jobs(
+    *, keyed: bool, limited: bool, notify: bool, after: bool = False
+) -> sa.Executable:
+    """Insert a chunk of jobs, each with a task, a queue and options of its own; returns the new
+    ones.
+
+    ``keyed`` and ``limited``: whether a job has a unique key, and limits.
+    """
+    delay, run_at = sa.column("delay", sa.Interval), sa.column("run_at", sa.DateTime(timezone=True))
+    columns = [
+        *(jobs.c[name] for name in ("queue", "task", "args", "priority", "max_attempts")),
+        *(jobs.c[name] for name in ("meta", "tags")),
+        *([jobs.c.unique_key] if keyed else []),
+        *([jobs.c.limit_keys] if limited else []),
+    ]
+    given = (sa.column(column.name, column.type) for column in columns)
+    row = document("documents", *given, delay, run_at)
+    values: dict[str, Any] = {column.name: row.c[column.name] for column in columns}
+    no_delay = sa.literal_column("interval '0'", sa.Interval)
+    # greatest() ignores NULL; a time is never in the past: see start_time().
+    values["run_at"] = sa.func.greatest(
+        row.c.run_at, clock() + sa.func.coalesce(row.c.delay, no_delay)
+    )
+    if keyed:
+        values["held_unique_key"] = row.c.unique_key
+    rows = sa.select(*values.values()).select_from(row)
+    insert = pg_insert(jobs).from_select(list(values), rows)
+    job = _inserted(insert, IfKeyTaken.SKIP_ACROSS if keyed else IfKeyTaken.NEVER, limited=limited)
+    if after:
+        written = dispatch_of(job, limited=limited, after=True)
+    else:
+        written = dispatch_of_each(job, limited=limited, after=False)
+    woken = sa.select(wake_up_call() if notify else sa.true()).scalar_subquery()
+    return sa.select(job.c.id, job.c.queue, job.c.held_unique_key, woken).add_cte(*written)
+
+
+@cache
 def period_of_start(start: Start) -> sa.Executable:
     """When the period begins in which a job is due that is enqueued now, in seconds since 1970."""
     period = sa.cast(sa.bindparam("period", type_=sa.Float), sa.Float)
@@ -157,24 +199,44 @@ def holders_of_unique_keys(*, across: bool) -> sa.Executable:
 
 
 @cache
-def dispatch_flushed_job(
+def dispatch_flushed_jobs(
     *, unique: bool, notify: bool, limited: bool = False, after: bool = False
 ) -> sa.Executable:
-    """Insert the message of a job that a flush has just inserted, and take its unique key.
+    """Insert the messages of jobs that a flush has just inserted, and take their unique keys.
 
-    Returns the times that the database chose.
+    Each flag says whether a job has a unique key or limits, or waits for others.  Returns the ids,
+    and the times that the database chose.
     """
-    this_job = jobs.c.id == sa.bindparam("job_id", type_=sa.BigInteger)
-    columns = columns_for(limited=limited)
+    of_flush = jobs.c.id == sa.any_(array_parameter("job_ids", sa.BigInteger))
+    columns = (*columns_for(limited=limited), jobs.c.created_at)
+    inserted = sa.select(*columns).where(of_flush)
     if unique:
-        update = sa.update(jobs).where(this_job).values(held_unique_key=jobs.c.unique_key)
-        job = update.returning(*columns, jobs.c.created_at).cte("job")
+        keyed = sa.update(jobs).where(of_flush, jobs.c.unique_key.is_not(None))
+        holder = keyed.values(held_unique_key=jobs.c.unique_key).returning(*columns).cte("holder")
+        without_key = inserted.where(jobs.c.unique_key.is_(None))
+        job = sa.union_all(without_key, sa.select(holder)).cte("job")
     else:
-        job = sa.select(*columns, jobs.c.created_at).where(this_job).cte("job")
+        job = inserted.cte("job")
     woken = wake_up_call() if notify else sa.true()
     times = (moment(job.c.run_at), moment(job.c.created_at))
-    written = dispatch_of(job, limited=limited, after=after)
-    return sa.select(*times, woken).select_from(job).add_cte(*written)
+    written = dispatch_of_each(job, limited=limited, after=after)
+    woken_once = sa.select(woken).scalar_subquery()
+    return sa.select(job.c.id, *times, woken_once).select_from(job).add_cte(*written)
+
+
+@cache
+def clock_now() -> sa.Executable:
+    return sa.select(moment(clock()))
+
+
+@cache
+def new_ids() -> sa.Executable:
+    """Ids for jobs that are inserted later."""
+    table = sa.literal_column(f"""'"{SCHEMA}".jobs'""", sa.Text)
+    column = sa.literal_column("'id'", sa.Text)
+    sequence = sa.cast(pg.pg_get_serial_sequence(table, column), REGCLASS)
+    row = pg.generate_series(sa.literal_column("1"), sa.cast(sa.bindparam("count"), sa.Integer))
+    return sa.select(pg.nextval(sequence)).select_from(row.alias("each"))
 
 
 class IfKeyTaken(StrEnum):
@@ -350,6 +412,36 @@ class NewJobRow:
         return {"args": self.args, **keys}
 
 
+class MixedRow(NamedTuple):
+    """A job of an enqueue of several tasks."""
+
+    task: str
+    queue: str
+    unique_key: str | None
+    values: dict[str, Any]
+    """All that is stored of it, as JSON data, with a ``delay``."""
+
+    @property
+    def scope(self) -> tuple[str, str | None]:
+        """What no other unfinished job may have in common with it, if it has a unique key."""
+        return _scope(self.queue, self.unique_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """What the jobs of an enqueue of several tasks have in common."""
+
+    limited: bool
+    """Whether one has limits."""
+    notify: bool
+    after: tuple[int, ...] = ()
+    """The nodes that end before the jobs start."""
+
+
+def _scope(queue: str, unique_key: str | None) -> tuple[str, str | None]:
+    return ("" if is_across_queues(unique_key) else queue, unique_key)
+
+
 class PlacedAs(StrEnum):
     """What the job of a row of an enqueue is."""
 
@@ -413,7 +505,8 @@ class Enqueues:
         :class:`~pgqueue.repository.unique_keys.KeyChanges`.
         """
         keys = {"unique_key": unique_key, "limit_keys": limit_keys}
-        return until_placed(partial(self.try_to_enqueue, new, text, **keys), new, unique_key)
+        write = partial(self.try_to_enqueue, new, text, **keys)
+        return until_placed(write, new.task, new.queue, unique_key)
 
     def try_to_enqueue(
         self, new: NewJob, text: str, *, unique_key: str | None, limit_keys: str | None = None
@@ -482,6 +575,41 @@ class Enqueues:
         The keys must be in ascending order, so that two callers that use the same keys cannot
         deadlock.  For an enqueue that may change holders, use
         :class:`~pgqueue.repository.unique_keys.KeyChanges`.
+        """
+        return self._placed(
+            rows,
+            partial(self._enqueue_unless_taken, new),
+            lambda row: (new.task, new.queue, row.unique_key),
+        )
+
+    def enqueue_mixed_chunk(self, rows: Sequence[MixedRow], how: Mixed) -> list[Placed]:
+        """Insert a chunk of jobs of several tasks; for a taken unique key, return the job that
+        holds it.
+
+        The keys must be in ascending order, behind the jobs without a key.
+        """
+        documents = json.dumps([row.values for row in rows])
+        if len(documents) > LARGEST_TEXT and len(rows) > 1:
+            middle = len(rows) // 2
+            first = self.enqueue_mixed_chunk(rows[:middle], how)
+            return first + self.enqueue_mixed_chunk(rows[middle:], how)
+        if all(row.unique_key is None for row in rows):
+            written = self._insert_mixed(documents, how, keyed=False)
+            # Identity values are drawn in the order of the array.
+            return [Placed(id, PlacedAs.NEW) for id in sorted(row[0] for row in written)]
+        return self._placed(
+            rows,
+            partial(self._enqueue_mixed_unless_taken, how),
+            lambda row: (row.task, row.queue, row.unique_key),
+        )
+
+    def _placed(
+        self,
+        rows: Sequence[Row],
+        write: Callable[[Sequence[Row]], list[Placed | None]],
+        names: Callable[[Row], tuple[str, str, str | None]],
+    ) -> list[Placed]:
+        """Insert jobs of which some have unique keys, until each is placed.
 
         Never inserts a key after a greater one.  The holders of taken keys are read after the
         insert, and a holder may have ended by then.  To insert a job for this key now could
@@ -491,7 +619,7 @@ class Enqueues:
 
         def try_to_enqueue() -> list[Placed] | None:
             with self._executor.begin_nested() as savepoint:
-                placed = self._enqueue_unless_taken(new, rows)
+                placed = write(rows)
                 jobs = [job for job in placed if job is not None]
                 if len(jobs) == len(rows):
                     return jobs
@@ -499,12 +627,42 @@ class Enqueues:
                 return None
 
         if len(rows) == 1:
-            return until_placed(try_to_enqueue, new, rows[0].unique_key)
+            return until_placed(try_to_enqueue, *names(rows[0]))
         if (jobs := try_to_enqueue()) is not None:
             return jobs
         middle = len(rows) // 2
-        first = self.enqueue_keyed_chunk(new, rows[:middle])
-        return first + self.enqueue_keyed_chunk(new, rows[middle:])
+        first = self._placed(rows[:middle], write, names)
+        return first + self._placed(rows[middle:], write, names)
+
+    def _insert_mixed(self, documents: str, how: Mixed, *, keyed: bool) -> Sequence[Any]:
+        statement = enqueue_mixed_jobs(
+            keyed=keyed, limited=how.limited, notify=how.notify, after=bool(how.after)
+        )
+        return fetch(self._executor, statement, {"documents": documents, **waits_of(how.after)})
+
+    def _enqueue_mixed_unless_taken(
+        self, how: Mixed, rows: Sequence[MixedRow]
+    ) -> list[Placed | None]:
+        """Return the new jobs and the holders of taken keys; None for a holder that has ended."""
+        documents = json.dumps([row.values for row in rows])
+        written = self._insert_mixed(documents, how, keyed=True)
+        keyless = iter(sorted(id for id, _, key, _ in written if key is None))
+        placed = {
+            _scope(queue, key): Placed(id, PlacedAs.NEW)
+            for id, queue, key, _ in written
+            if key is not None
+        }
+        taken: dict[tuple[str, bool], set[str]] = {}
+        for row in rows:
+            if (key := row.unique_key) is not None and row.scope not in placed:
+                taken.setdefault((row.queue, is_across_queues(key)), set()).add(key)
+        for (queue, _), keys in taken.items():
+            for key, holder in self.holders(queue, sorted(keys)).items():
+                placed[_scope(queue, key)] = holder
+        return [
+            Placed(next(keyless), PlacedAs.NEW) if row.unique_key is None else placed.get(row.scope)
+            for row in rows
+        ]
 
     def _enqueue_unless_taken(self, new: NewJob, rows: Sequence[NewJobRow]) -> list[Placed | None]:
         """Return the new jobs and the holders of taken keys; None for a holder that has ended."""
@@ -538,15 +696,36 @@ class Enqueues:
         return [next(keyless) if key is None else placed.get(key) for key in keys]
 
     def dispatch(
-        self, job_id: int, *, unique: bool, notify: bool, limited: bool, after: tuple[int, ...]
-    ) -> tuple[datetime, datetime]:
-        """Insert the message of a job that a flush has just inserted, or what it waits for; returns
-        ``run_at`` and ``created_at``."""
-        statement = dispatch_flushed_job(
+        self,
+        job_ids: Sequence[int],
+        *,
+        unique: bool,
+        notify: bool,
+        limited: bool,
+        after: Mapping[int, Sequence[int]],
+    ) -> dict[int, tuple[datetime, datetime]]:
+        """Insert the messages of jobs that a flush has just inserted, or for which nodes they wait
+        (``after``); returns ``run_at`` and ``created_at`` of each."""
+        statement = dispatch_flushed_jobs(
             unique=unique, notify=notify, limited=limited, after=bool(after)
         )
-        row = self._executor.execute(statement, {"job_id": job_id, **waits_of(after)}).one()
-        return row[0], row[1]
+        parameters = {"job_ids": array_of(map(str, job_ids))}
+        if after:
+            edges = [
+                {"job_id": job_id, "after_id": node} for job_id in after for node in after[job_id]
+            ]
+            parameters["edges"] = json.dumps(edges)
+        rows = self._executor.execute(statement, parameters)
+        return {id: (run_at, created_at) for id, run_at, created_at, _ in rows}
+
+    def now(self) -> datetime:
+        """What the database's clock shows."""
+        now: datetime = self._executor.execute(clock_now()).scalar_one()
+        return now
+
+    def new_ids(self, count: int) -> list[int]:
+        """Ids for jobs that are inserted later."""
+        return list(self._executor.execute(new_ids(), {"count": count}).scalars())
 
     def holders(self, queue: str, keys: Iterable[str]) -> dict[str, Placed]:
         """The jobs that hold these keys, of one queue or of all: all keys have the same scope."""
@@ -573,7 +752,7 @@ def documents_of(rows: Sequence[NewJobRow]) -> dict[str, str]:
 
 
 def until_placed(
-    try_to_place: Callable[[], Found | None], new: NewJob, unique_key: str | None
+    try_to_place: Callable[[], Found | None], task: str, queue: str, unique_key: str | None
 ) -> Found:
     """Try to place a job until it is placed, or the job that holds its unique key is read.
 
@@ -585,6 +764,6 @@ def until_placed(
         if (placed := try_to_place()) is not None:
             return placed
     raise DuplicateJob(
-        f"task {new.task}: the unique key {unique_key!r} in queue {new.queue!r} is held by a job "
+        f"task {task}: the unique key {unique_key!r} in queue {queue!r} is held by a job "
         f"this transaction cannot see; enqueue again in a new transaction"
     )

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from pgqueue.errors import DuplicateJob, OptionError
 from pgqueue.meta import OF_BATCH, OF_WORKFLOW, RUNS_WHEN
-from pgqueue.models import DEAD, Job
+from pgqueue.models import DEAD
 from pgqueue.repository.admit import Admissions
 from pgqueue.repository.batches import is_awaited
 from pgqueue.repository.blocked import unblock_job, workflow_of
@@ -719,23 +719,31 @@ def document_of(times: Mapping[int, datetime | None]) -> str:
 
 def raising_duplicate(
     action: Callable[[], Any],
-    job: Job | int,
+    job_id: int,
     unique_key: str | None,
-    holder: Callable[[], Placed | None] = lambda: None,
+    holder: Callable[[], Placed | None],
 ) -> Any:
     """Run a statement that may take a unique key; if another job has it, raise DuplicateJob."""
     try:
         return action()
     except IntegrityError as error:
-        if "jobs_held_unique_key" not in str(error.orig):
+        if not is_of_unique_key(error):
             raise
-        name = f"job {job}" if isinstance(job, int) else repr(job)
-        found = holder()
-        other = f"job {found.id}" if found else "another job"
-        of_queue = "" if is_across_queues(unique_key) else " of its queue"
-        duplicate = DuplicateJob(
-            f"{name}: {other}{of_queue} holds the unique key {unique_key!r}; wait for that job "
-            "to end, or use enqueue(), which returns it"
-        )
-        duplicate.holder = found and found.id
-        raise duplicate from error
+        raise duplicate_of(f"job {job_id}", unique_key, holder()) from error
+
+
+def is_of_unique_key(error: IntegrityError) -> bool:
+    """Whether a statement has failed because another job holds a unique key."""
+    return "jobs_held_unique_key" in str(error.orig)
+
+
+def duplicate_of(name: str, unique_key: str | None, holder: Placed | None = None) -> DuplicateJob:
+    """What to raise for a job whose unique key another job holds."""
+    other = f"job {holder.id}" if holder else "another job"
+    of_queue = "" if is_across_queues(unique_key) else " of its queue"
+    duplicate = DuplicateJob(
+        f"{name}: {other}{of_queue} holds the unique key {unique_key!r}; wait for that job "
+        "to end, or use enqueue(), which returns it"
+    )
+    duplicate.holder = holder and holder.id
+    return duplicate

@@ -1,6 +1,8 @@
 """Messages: what a message copies from its job, and when the job may start."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import chain
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from pgqueue.repository.tables import (
     blocked,
     clock,
     dependencies,
+    document,
     jobs,
     json_parameter,
     leases,
@@ -31,6 +34,26 @@ class Start(StrEnum):
     NOW = "now"
     AFTER = "after"
     AT = "at"
+
+
+@dataclass(frozen=True, slots=True)
+class StartsAt:
+    """When a job may start that was not enqueued so far: a time, or a span from the enqueue."""
+
+    run_at: datetime | None = None
+    delay: timedelta | None = None
+
+    def expression(self) -> sa.ColumnElement[Any]:
+        """What an INSERT writes; never in the past: see :func:`start_time`."""
+        if self.run_at is not None:
+            return sa.func.greatest(self.run_at, clock())
+        return clock() + sa.literal(self.delay, sa.Interval)
+
+    def after(self, now: datetime) -> datetime:
+        """The same, if the database's clock shows ``now``."""
+        if self.run_at is not None:
+            return max(self.run_at, now)
+        return now if self.delay is None else now + self.delay
 
 
 DISPATCHED = (
@@ -85,6 +108,33 @@ def dispatch_of(job: sa.CTE, *, limited: bool, after: bool = False) -> list[sa.C
     watched = sa.cast(sa.bindparam("waits_for", type_=sa.BigInteger), sa.BigInteger)
     node = sa.insert(blocked).from_select(["node_id", "waits_for"], sa.select(job.c.id, watched))
     return [edges.cte("edges"), node.cte("node")]
+
+
+def dispatch_of_each(job: sa.CTE, *, limited: bool, after: bool) -> list[sa.CTE]:
+    """The same for jobs of which some may have limits (``limited``), or wait for other jobs
+    (``after``, in the document ``edges``), in the order of their ids."""
+    edge = document(
+        "edges", sa.column("job_id", sa.BigInteger), sa.column("after_id", sa.BigInteger)
+    )
+    free = [job.c.id.not_in(sa.select(edge.c.job_id))] if after else []
+    without_limits = [job.c.limit_keys.is_(None)] if limited else []
+    ready = sa.select(job).where(*free, *without_limits).order_by(job.c.id).cte("ready")
+    written = [message_of(ready).cte("message")]
+    if limited:
+        under_limits = (
+            sa.select(job).where(*free, job.c.limit_keys.is_not(None)).cte("under_limits")
+        )
+        written.append(waiting_message_of(under_limits).cte("waiting"))
+    if after:
+        rows = sa.select(edge.c.job_id, edge.c.after_id).join_from(
+            edge, job, job.c.id == edge.c.job_id
+        )
+        edges = sa.insert(dependencies).from_select(["job_id", "after_id"], rows)
+        # Each watches the node that is likely to end last.
+        watched = sa.select(edge.c.job_id, pg.max(edge.c.after_id)).group_by(edge.c.job_id)
+        node = sa.insert(blocked).from_select(["node_id", "waits_for"], watched)
+        written += [edges.cte("edge"), node.cte("node")]
+    return written
 
 
 def message_of(job: sa.CTE) -> Any:

@@ -144,6 +144,7 @@ def _nothing_for(roles: Roles) -> Iterator[str]:
     # Revoking a right on a table also revokes it on the columns.
     for name in roles.users.values():
         yield f'REVOKE ALL ON ALL TABLES IN SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
+        yield f'REVOKE ALL ON ALL SEQUENCES IN SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
         yield f'REVOKE ALL ON SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
 
 
@@ -175,7 +176,7 @@ def _rights_of(roles: Roles) -> Iterator[str]:
         FROM (VALUES
                 {wanted}
              ) AS wanted (role, name, privilege, columns)
-        JOIN pg_catalog.pg_class ON relname = name AND relkind IN ('r', 'p', 'v')
+        JOIN pg_catalog.pg_class ON relname = name AND relkind IN ('r', 'p', 'v', 'S')
         JOIN pg_catalog.pg_namespace
           ON pg_namespace.oid = relnamespace AND nspname = {_literal(SCHEMA)}
         JOIN pg_catalog.pg_attribute ON attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped

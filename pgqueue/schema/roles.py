@@ -56,6 +56,7 @@ RIGHTS = {
         "last_error, progress, started_at, finished_at, cancel_requested_at, kill_requested_at, "
         "held_unique_key)",
     ),
+    "jobs_id_seq": Rights(worker="USAGE", enqueue="USAGE"),
     "message_queue": Rights(
         worker=f"SELECT, INSERT, UPDATE ({TO_LOCK}), DELETE",
         enqueue=f"INSERT ({MESSAGE})",
@@ -128,7 +129,9 @@ RIGHTS = {
     "invariant_violations": Rights(dashboard=READ),
     "invariant_violations_in_flight": Rights(dashboard=READ),
 }
-"""Each table and view, with all rights that a role has on it."""
+"""Each table, view and sequence, with all rights that a role has on it.
+
+A workflow takes the ids of its jobs from the sequence before it writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What an enqueue does when another job holds its unique key."""
 
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from pgqueue.errors import DuplicateJob
 from pgqueue.options import Options
@@ -14,7 +15,23 @@ A slot does not reset it after the handler: it runs no other code of the applica
 """
 
 
-def check_holder(options: Options, holder_id: int, unique_key: str | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """What an enqueue says about a taken unique key."""
+
+    task: str
+    queue: str
+    conflict: str
+    """The option ``on_conflict``."""
+    has_period: bool = False
+
+    @classmethod
+    def by(cls, options: Options) -> "Enqueued":
+        has_period = options.unique is not None and options.unique.period is not None
+        return cls(options.task, options.queue, options.conflict, has_period)
+
+
+def check_holder(enqueued: Enqueued, holder_id: int, unique_key: str | None) -> None:
     """Raise DuplicateJob if an enqueue must not return the job that holds its unique key.
 
     A job that enqueues its successor under its own key would get itself, and a chain of jobs would
@@ -25,21 +42,20 @@ def check_holder(options: Options, holder_id: int, unique_key: str | None) -> No
     is_caller = (
         running is not None
         and running.job_id == holder_id
-        and (across or running.queue == options.queue)
+        and (across or running.queue == enqueued.queue)
     )
-    words = _refusal(options, holder_is_caller=is_caller)
+    words = _refusal(enqueued, holder_is_caller=is_caller)
     if words:
-        of_queue = "" if across else f" of queue {options.queue!r}"
+        of_queue = "" if across else f" of queue {enqueued.queue!r}"
         reason = words.format(of_queue=of_queue, key=unique_key)
-        duplicate = DuplicateJob(f"task {options.task}: job {holder_id}{reason}")
+        duplicate = DuplicateJob(f"task {enqueued.task}: job {holder_id}{reason}")
         duplicate.holder = holder_id
         raise duplicate
 
 
-def _refusal(options: Options, *, holder_is_caller: bool) -> str:
+def _refusal(enqueued: Enqueued, *, holder_is_caller: bool) -> str:
     """What DuplicateJob says; empty if the enqueue returns the holder."""
-    has_period = options.unique is not None and options.unique.period is not None
-    if has_period and (holder_is_caller or options.conflict != "return"):
+    if enqueued.has_period and (holder_is_caller or enqueued.conflict != "return"):
         return (
             "{of_queue} holds the unique key {key!r} until its period is over, so no job "
             "was enqueued; enqueue one of the next period, with delay= or run_at="
@@ -50,12 +66,12 @@ def _refusal(options: Options, *, holder_is_caller: bool) -> str:
             "was enqueued; give the next job another unique_key, for example one with its date, "
             "use unique=Unique(..., until='started'), or enqueue it after this job has ended"
         )
-    if options.conflict == "raise":
+    if enqueued.conflict == "raise":
         return (
             "{of_queue} holds the unique key {key!r}, so no job was enqueued; wait for "
             "that job to end, or use on_duplicate='return' to get it"
         )
-    if options.conflict in CHANGES_HOLDER:
+    if enqueued.conflict in CHANGES_HOLDER:
         return (
             "{of_queue} holds the unique key {key!r} and has started, waits for other jobs, or is "
             "of another task, so it was not changed and no job was enqueued; enqueue again when it "

@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
-from sqlalchemy import Connection, func
+from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.util import greenlet_spawn
 
@@ -18,9 +18,17 @@ from pgqueue.arguments import Payload
 from pgqueue.context import Around, JobContext
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import refuse_autocommit
-from pgqueue.database.callers import joined, may_notify, sync_session, translated_errors
-from pgqueue.database.collecting import collecting_of, note_for_batch
-from pgqueue.database.flush import dispatch_at_flush, found_job, loaded_job
+from pgqueue.database.callers import (
+    Caller,
+    caller,
+    joined,
+    may_notify,
+    sync_session,
+    translated_errors,
+)
+from pgqueue.database.collecting import collecting_of
+from pgqueue.database.flush import found_job, loaded_job, new_job, note_conflict
+from pgqueue.database.uncommitted import note_enqueued
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
 from pgqueue.meta import checked_meta, meta_text, meta_with
 from pgqueue.models import Job
@@ -36,18 +44,18 @@ from pgqueue.repository.enqueue import (
 )
 from pgqueue.repository.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
 from pgqueue.repository.jobs import JobValues
-from pgqueue.repository.tables import clock
+from pgqueue.repository.messages import StartsAt
 from pgqueue.repository.unique_keys import KeyChanges
 from pgqueue.rules.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.rules.unique import split_period
 from pgqueue.tasks.binding import Arguments, EncodedCall
 from pgqueue.tasks.delaying import warn_of_event_loop, warn_of_open_transaction
-from pgqueue.tasks.duplicates import check_holder, check_rows, rows_to_place
+from pgqueue.tasks.duplicates import Enqueued, check_holder, check_rows, rows_to_place
 from pgqueue.tasks.finishing import PlainFinishing
 from pgqueue.tasks.injection import Injection, injection_of
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -196,7 +204,11 @@ class Task(Generic[P, R]):
         return returned
 
     def enqueue(
-        self, session: "Session | scoped_session[Any]", /, *args: P.args, **kwargs: P.kwargs
+        self,
+        session: "Session | scoped_session[Any] | Connection",
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> Job:
         """Enqueue a job in the caller's transaction; it runs only after the transaction commits.
 
@@ -206,7 +218,8 @@ class Task(Generic[P, R]):
         node.
 
         Args:
-            session: The Session, in whose transaction the job is written.
+            session: The Session, in whose transaction the job is written.  With a Connection, the
+                Job is in no Session.
             *args: The arguments of the job, behind a Session and a JobContext, which are supplied.
             **kwargs: The arguments of the job by name.
 
@@ -226,7 +239,7 @@ class Task(Generic[P, R]):
             >>> session.flush()
             >>> job = pay.enqueue(session, order.id)
         """
-        target = sync_session(session, self._where)
+        target = caller(session, self._where)
         encoded = self._encoded(args, kwargs)
         connection = joined(target, self._where)
         new = self._job_values_for(connection, target)
@@ -242,6 +255,8 @@ class Task(Generic[P, R]):
             if placed.times is None:
                 return found_job(target, placed)
             job = self._loaded_job(placed.id, placed.times, encoded, new)
+            if isinstance(target, Connection):
+                return job
             # The row is written and needs no flush, so a mapper event may enqueue too:
             # SQLAlchemy warns of an add there, because the flush would miss new or changed
             # objects.
@@ -249,18 +264,18 @@ class Task(Generic[P, R]):
                 Session.add(target, job, _warn=False)
             return job
 
-        job = until_placed(place, new, encoded.unique_key)
-        note_for_batch(target, [job.id])
+        job = until_placed(place, new.task, new.queue, encoded.unique_key)
+        note_enqueued(target, self.name, [job.id], is_new=job.is_new)
         return job
 
     async def enqueue_async(
         self,
-        session: "AsyncSession | async_scoped_session[Any]",
+        session: "AsyncSession | async_scoped_session[Any] | AsyncConnection",
         /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Job:
-        """Enqueue a job in the transaction of an AsyncSession, as :meth:`enqueue` does.
+        """Enqueue a job in the transaction of an AsyncSession or AsyncConnection.
 
         As with every object of an AsyncSession, read the job's attributes before the commit, or
         create the session with ``expire_on_commit=False``.
@@ -276,12 +291,12 @@ class Task(Generic[P, R]):
         Raises:
             ArgumentsError, PayloadError, DuplicateJob: As by :meth:`enqueue`.
         """
-        actual = async_sessions.actual(session, self._where)
+        actual = async_sessions.actual_caller(session, self._where)
         return await actual.run_sync(self.enqueue, *args, **kwargs)
 
     def enqueue_many(
         self,
-        session: "Session | scoped_session[Any]",
+        session: "Session | scoped_session[Any] | Connection",
         rows: Iterable[Sequence[Any] | Mapping[str, Any]],
     ) -> list[int]:
         """Enqueue a job for each row of arguments.
@@ -305,7 +320,7 @@ class Task(Generic[P, R]):
             >>> ids = mail.enqueue_many(session, [("ann@example.org",), ("bob@example.org",)])
         """
         self._refuse_node("enqueue_many")
-        target = sync_session(session, self._where)
+        target = caller(session, self._where)
         encoded = self._arguments.of_rows(
             rows, limits=self._limits, max_bytes=self.owner.max_payload_bytes
         )
@@ -326,15 +341,16 @@ class Task(Generic[P, R]):
                     job_ids = _enqueue_unique(
                         connection, new, encoded_rows, encoded.per_statement, self._options
                     )
-        note_for_batch(target, job_ids)
+        note_enqueued(target, self.name, job_ids, is_new=bool(job_ids))
         return job_ids
 
     async def enqueue_many_async(
         self,
-        session: "AsyncSession | async_scoped_session[Any]",
+        session: "AsyncSession | async_scoped_session[Any] | AsyncConnection",
         rows: Iterable[Sequence[Any] | Mapping[str, Any]],
     ) -> list[int]:
-        """Enqueue a job for each row of arguments in the transaction of an AsyncSession.
+        """Enqueue a job for each row of arguments in the transaction of an AsyncSession or
+        AsyncConnection.
 
         Args:
             session: The AsyncSession, in whose transaction the jobs are written.
@@ -346,7 +362,7 @@ class Task(Generic[P, R]):
         Raises:
             ArgumentsError, PayloadError, DuplicateJob: As by :meth:`enqueue_many`.
         """
-        actual = async_sessions.actual(session, self._where)
+        actual = async_sessions.actual_caller(session, self._where)
         return await actual.run_sync(self.enqueue_many, rows)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
@@ -372,33 +388,13 @@ class Task(Generic[P, R]):
         Example:
             >>> session.add_all([Order(id=8), pay.job(8)])
         """
-        self._refuse_node("session.add(task.job(...))")
-        if self._job_values.changes_holder:
-            raise OptionError(
-                f"{self._where}: session.add(task.job(...)) cannot change another job, as "
-                f"on_conflict={self._options.conflict!r} asks; use enqueue(...)"
-            )
-        if self._job_values.unique is not None and self._job_values.unique.period is not None:
-            raise OptionError(
-                f"{self._where}: session.add(task.job(...)) cannot ask the database for the period "
-                "of a unique key; use enqueue(...)"
-            )
+        if self._unfit_for_flush:
+            raise OptionError(f"{self._where}: {self._unfit_for_flush}")
         encoded, new = self._encoded(args, kwargs), self._job_values_now()
-        job = Job(
-            task=self.name,
-            queue=self._options.queue,
-            priority=self._options.priority,
-            max_attempts=self._options.max_attempts,
-            interruptions=0,  # a default of the database would have to be read back
-            **encoded.values(),
-            **new.labels,
-        )
-        job.is_new = True
-        if self._options.run_at is not None:
-            job.run_at = func.greatest(self._options.run_at, clock())
-        elif self._options.delay is not None:
-            job.run_at = clock() + self._options.delay
-        return dispatch_at_flush(job, notify=self.owner.notify)
+        job = new_job({**self._columns, **encoded.values(), **new.labels}, notify=new.notify)
+        if encoded.unique_key is not None and self._options.conflict == "raise":
+            note_conflict(job)
+        return job
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a job in its own transaction, committed when this method returns.
@@ -466,7 +462,7 @@ class Task(Generic[P, R]):
                 session.expunge_all()
                 return job
 
-        return until_placed(place, new, encoded.unique_key)
+        return until_placed(place, new.task, new.queue, encoded.unique_key)
 
     def options(self, **options: Unpack[JobOptions]) -> "Task[P, R]":
         """Return the same task with other options for the jobs enqueued through it.
@@ -521,7 +517,7 @@ class Task(Generic[P, R]):
         new = _for_connection(job.new, connection)
         encoded = self._with_period(connection, new, job.encoded)
         write = functools.partial(self._write, connection, new, encoded)
-        return until_placed(write, new, encoded.unique_key).id
+        return until_placed(write, new.task, new.queue, encoded.unique_key).id
 
     def edited(
         self, job: JobValues, args: Mapping[str, Any], *, are_stored: bool
@@ -616,6 +612,17 @@ class Task(Generic[P, R]):
             unique=options.uniqueness,
             node=options.node,
         )
+        self._columns: dict[str, Any] = {
+            "is_new": True,
+            "task": self.name,
+            "queue": options.queue,
+            "priority": options.priority,
+            "max_attempts": options.max_attempts,
+            "interruptions": 0,  # a default of the database would have to be read back
+        }
+        if options.run_at is not None or options.delay is not None:
+            self._columns["run_at"] = StartsAt(options.run_at, options.delay)
+        self._unfit_for_flush = _unfit_for_flush(options)
 
     def has_secret_key(self, name: str) -> bool:
         """Whether the keys of this limit contain secret arguments of the task."""
@@ -682,7 +689,7 @@ class Task(Generic[P, R]):
         """
         placed = self._write(connection, new, encoded)
         if placed is not None and placed.is_held:
-            check_holder(self._options, placed.id, encoded.unique_key)
+            check_holder(Enqueued.by(self._options), placed.id, encoded.unique_key)
         return placed
 
     def _write(self, connection: Connection, new: NewJob, encoded: EncodedCall) -> Placed | None:
@@ -703,9 +710,9 @@ class Task(Generic[P, R]):
         [key] = Enqueues(connection).with_period(new, [encoded.unique_key])
         return replace(encoded, unique_key=key)
 
-    def _job_values_for(self, connection: Connection, session: Session) -> NewJob:
+    def _job_values_for(self, connection: Connection, target: Caller) -> NewJob:
         new = _for_connection(self._job_values_now(), connection)
-        if (collecting := collecting_of(session)) is None:
+        if (collecting := collecting_of(target)) is None:
             return new
         if collecting.after and new.changes_holder:
             raise OptionError(
@@ -792,6 +799,24 @@ MetaSource = Callable[[Task[..., Any]], Mapping[str, Any] | None]
 """Returns what to add to the meta of a new job of this task."""
 
 
+def _unfit_for_flush(options: Options) -> str:
+    """Why no flush can enqueue a job with these options; empty if one can."""
+    if options.node is not None:
+        return "session.add(task.job(...)) takes no node; omit it, and open a session on the node"
+    unique = options.uniqueness
+    if unique is not None and unique.changes_holder:
+        return (
+            "session.add(task.job(...)) cannot change another job, as "
+            f"on_conflict={options.conflict!r} asks; use enqueue(...)"
+        )
+    if unique is not None and unique.period is not None:
+        return (
+            "session.add(task.job(...)) cannot ask the database for the period of a unique key; "
+            "use enqueue(...)"
+        )
+    return ""
+
+
 def _for_connection(new: NewJob, connection: Connection) -> NewJob:
     return new if may_notify(connection) else replace(new, notify=False)
 
@@ -815,6 +840,6 @@ def _enqueue_unique(
         placed = write(new, [rows[index] for index in part])
         for index, job in zip(part, placed, strict=True):
             if job.is_held:
-                check_holder(options, job.id, keys[index])
+                check_holder(Enqueued.by(options), job.id, keys[index])
             job_ids[index] = job.id
     return [job_ids[row_of[index]] for index in range(len(keys))]

@@ -924,7 +924,7 @@ UNUSED: dict[str, Any] = {
     "enqueue": enqueueing.enqueue_job(start=Start.NOW, unique=True, notify=True, labelled=True),
     "enqueue_many": enqueueing.enqueue_jobs(start=Start.NOW, notify=True),
     "enqueue_unique": enqueueing.enqueue_keyed_jobs(start=Start.NOW, notify=True),
-    "flush": enqueueing.dispatch_flushed_job(unique=True, notify=True),
+    "flush": enqueueing.dispatch_flushed_jobs(unique=True, notify=True),
     "claim": claiming.claim(ahead=True, suspects=True),
     "upcoming": claiming.upcoming(),
     "settle": settling.settle_succeeded(),

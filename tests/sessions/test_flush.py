@@ -4,11 +4,12 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, ForeignKey, event, func, select
-from sqlalchemy.exc import SAWarning
+from sqlalchemy.exc import DBAPIError, SAWarning
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
@@ -18,7 +19,7 @@ from sqlalchemy.orm import (
     relationship,
 )
 
-from pgqueue import Job, JobStatus, MessageQueue, PgQueue
+from pgqueue import DuplicateJob, Job, JobStatus, Limit, MessageQueue, PgQueue
 
 queue = PgQueue()
 
@@ -242,3 +243,81 @@ def test_one_made_by_hand_stays_without_a_message_when_it_is_pickled(session: Se
 
     [violation] = queue.check(session)
     assert violation.job_id == job.id
+
+
+limited = PgQueue(queue_limits={"mail": Limit(1)})
+
+
+@limited.task(queue="mail")
+def send_mail(number: int) -> None: ...
+
+
+def some_jobs(count: int) -> list[Job]:
+    """Jobs of three tasks, with options of all kinds."""
+    hour = timedelta(hours=1)
+    kinds: list[Callable[[int], Job]] = [
+        print_report.job,
+        print_once.job,
+        send_mail.job,
+        lambda n: print_report.options(delay=hour, meta={"n": n}, tags=["late"]).job(n),
+        lambda n: print_report.options(run_at=datetime.now(UTC) + hour, priority=n % 10).job(n),
+    ]
+    return [kinds[number % len(kinds)](number) for number in range(count)]
+
+
+def test_the_jobs_of_a_flush_are_written_together(engine: Engine, session: Session) -> None:
+    """One statement for the jobs, one for their messages, and one for the time."""
+    print_report.enqueue(session, 0)  # the first enqueue of an engine asks for Citus
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
+
+    session.add_all(some_jobs(200))
+    session.flush()
+
+    assert len(sent) == 3
+    session.commit()
+    late = select(Job).where(Job.run_at > func.clock_timestamp() + timedelta(minutes=50))
+    with Session(engine) as other:
+        assert other.scalar(select(func.count()).select_from(MessageQueue)) == 161
+        assert other.scalar(select(func.count()).select_from(late.subquery())) == 80
+        assert other.scalar(select(func.count()).where(Job.meta.is_not(None))) == 40
+        assert queue.check(other) == []
+
+
+def test_the_jobs_of_a_flush_start_in_its_order(engine: Engine, session: Session) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    session.add_all([made.options(run_at=at).job(n) for n in range(9) for made in TASKS])
+    session.commit()
+
+    waiting = select(MessageQueue.target_id).order_by(MessageQueue.id)
+    assert session.scalars(waiting).all() == session.scalars(select(Job.id).order_by(Job.id)).all()
+
+
+TASKS = (print_once, print_report)
+
+
+def test_a_taken_key_among_many_names_its_job(session: Session) -> None:
+    print_once.enqueue(session, 7)
+    jobs = [print_once.job(number) for number in range(10)]
+    session.add_all(jobs)
+
+    with pytest.raises(
+        DuplicateJob, match=r"<Job \d+ tests.print_once>: .* key 'print:7'"
+    ) as error:
+        session.flush()
+
+    assert f"<Job {jobs[7].id} " in str(error.value)
+
+
+def test_a_flush_after_one_that_has_failed_writes_its_own_jobs(
+    engine: Engine, session: Session
+) -> None:
+    session.add_all([print_report.job(1), Job(task="t", queue="q", args={}, priority=99)])
+    with pytest.raises(DBAPIError):
+        session.flush()
+    session.rollback()
+
+    session.add(print_once.job(7))
+    session.commit()
+
+    assert_one_job_waits(engine)

@@ -257,13 +257,13 @@ class TestSessions:
     """What is given as the session, and is none."""
 
     @pytest.mark.parametrize("door", [by_enqueue, by_many], ids=lambda door: door.__name__)
-    @pytest.mark.parametrize("wrong", ["None", "Connection", "AsyncSession", "the class"])
+    @pytest.mark.parametrize("wrong", ["None", "Engine", "AsyncSession", "the class"])
     def test_a_wrong_session_is_named_with_the_right_one(
         self, shared: Engine, wrong: str, door: Door
     ) -> None:
         given: dict[str, Any] = {
             "None": lambda: None,
-            "Connection": shared.connect,
+            "Engine": lambda: shared,
             "AsyncSession": AsyncSession,
             "the class": lambda: Session,
         }
@@ -275,8 +275,6 @@ class TestSessions:
         named = "the class Session" if wrong == "the class" else type(session).__name__
         words = ("first argument is the Session", f"not {named}", "_async", "delay(...)")
         assert_says(refused.value, "shop.pay", words)
-        if wrong == "Connection":
-            session.close()
 
     @pytest.mark.parametrize("wrong", ["None", "Session"])
     def test_an_async_door_names_the_right_one(self, shared: Engine, wrong: str) -> None:
