@@ -14,10 +14,11 @@ EXAMPLES := $(firstword $(wildcard $(DEVELOPMENT)) $(VENV)/.examples)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example quick test journeys citus screenshots check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke docs build clean
+.PHONY: help setup demo example quick test journeys citus screenshots check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke docs build release clean
 
 # As many processes as tests/conftest.py says.
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
+SCHEMA := $(BIN)/check-jsonschema --quiet --builtin-schema vendor
 
 # What fails first when the core is wrong.  `tests/test_quick.py` holds it to 20 s on two cores.
 QUICK := $(addprefix tests/,arguments handler worker/claiming \
@@ -54,7 +55,7 @@ screenshots: setup ## Write pictures of all pages of the dashboard into build/sc
 chaos-short: setup ## Run each chaos scenario in its short form, without and with its planted bugs
 	@$(PYTEST) -m chaos tests/chaos $(ARGS)
 
-check: format-check lint types contracts docs test journeys chaos-short bench-smoke smoke ## Run everything a change has to pass
+check: format-check lint types contracts docs test journeys chaos-short bench-smoke smoke release ## Run everything a change has to pass
 
 format: setup ## Rewrite the code to the house's format
 	@$(BIN)/ruff format .
@@ -63,9 +64,12 @@ format: setup ## Rewrite the code to the house's format
 format-check: setup
 	@$(BIN)/ruff format --check .
 
-lint: setup ## Look for mistakes with ruff, and in the hosted workflow
+lint: setup ## Look for mistakes with ruff, and in the files of the hosted repository
 	@$(BIN)/ruff check .
-	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(SCHEMA).github-workflows .github/workflows/*.yml
+	@$(SCHEMA).dependabot .github/dependabot.yml
+	@$(SCHEMA).github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	@$(SCHEMA).github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 
 types: setup ## Check the types with mypy --strict
 	@$(BIN)/mypy
@@ -100,6 +104,9 @@ docs: setup ## Build the site of the documentation into build/site, and check ev
 
 build: setup ## Build the wheel and the source archive into dist/
 	@$(BIN)/python -m build --no-isolation
+
+release: setup ## Try what a release does, up to the upload: build, check, install, run the first program
+	@$(BIN)/python tests/smoke/release.py
 
 clean: ## Remove builds and caches; the environment stays
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,6 +11,8 @@ pytestmark = pytest.mark.journey
 
 EXAMPLE = ROOT / "examples" / "shop"
 TUTORIAL = ROOT / "docs" / "tutorial" / "flask-service.md"
+FASTAPI_EXAMPLE = ROOT / "examples" / "fastapi_service"
+FASTAPI_TUTORIAL = ROOT / "docs" / "tutorial" / "fastapi-service.md"
 
 
 @pytest.mark.timeout(600)
@@ -23,6 +25,18 @@ def test_the_tutorial_builds_the_example_and_all_it_shows_is_so(server_directory
         assert all(terminal.is_running for terminal in reader.terminals)
     built = (server_directory / "shop.py").read_text("utf-8")
     assert built == (EXAMPLE / "shop.py").read_text("utf-8")
+
+
+@pytest.mark.timeout(600)
+def test_the_tutorial_of_fastapi_builds_its_example(server_directory: Path) -> None:
+    with Reader(server_directory) as reader:
+        for step in steps_of(FASTAPI_TUTORIAL):
+            reader.do(step)
+
+        assert all(terminal.is_running for terminal in reader.terminals)
+    for path in FASTAPI_EXAMPLE.iterdir():
+        if path.is_file():
+            assert (server_directory / path.name).read_text("utf-8") == path.read_text("utf-8")
 
 
 @pytest.mark.timeout(600)

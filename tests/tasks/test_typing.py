@@ -4,7 +4,9 @@
 ``# N:`` a revealed type, ``# E:`` the codes of its errors.
 """
 
+import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +76,23 @@ def test_wrong_uses_are_refused_where_they_stand(answers: list[str]) -> None:
 
     assert found.keys() == expected.keys()
     assert {line: found[line] & codes for line, codes in expected.items()} == expected
+
+
+@pytest.mark.journey
+def test_pyright_accepts_and_refuses_the_same_uses() -> None:
+    pytest.importorskip("basedpyright", reason="basedpyright is not installed")
+    program = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable]
+
+    checked = subprocess.run(
+        [*program, RIGHT, WRONG], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    errors = {
+        (Path(each["file"]).name, each["range"]["start"]["line"] + 1)
+        for each in json.loads(checked.stdout)["generalDiagnostics"]
+        if each["severity"] == "error"
+    }
+    assert errors == {(WRONG.name, line) for line in comments_of(WRONG, "E")}
 
 
 def comments_of(file: Path, mark: str) -> dict[int, str]:
