@@ -23,7 +23,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z-]+")
 def test_the_queries_for_autoscalers_tell_how_long_and_how_many_jobs_are_due(
     session: Session,
 ) -> None:
-    queue = PgQueue(session.get_bind())  # type: ignore[arg-type]
+    queue = PgQueue(session.get_bind())
 
     @queue.task(queue="mail")
     def mail(number: int) -> None: ...
