@@ -215,10 +215,27 @@ def serving(
     host: str = "127.0.0.1",
     registry: CollectorRegistry = REGISTRY,
 ) -> Iterator[int]:
-    """Serve ``/metrics`` and ``/healthz`` of a worker while the block runs; gives the port.
+    """Serve ``/metrics`` and ``/healthz`` of a worker while the block runs.
 
-    ``host``: the address to listen on, "" for all.  ``port`` 0 lets the system choose.  Enter it
-    before the worker runs.  Raises OSError if the port is taken.
+    Enter it before the worker runs.
+
+    Args:
+        worker: The worker.
+        queue: Its queue.
+        port: The port; 0 lets the system choose.
+        host: The address to listen on, "" for all.
+        registry: What Prometheus' library has registered there is served too.
+
+    Returns:
+        The block, which gets the port.
+
+    Raises:
+        OSError: The port is taken.
+
+    Example:
+        >>> worker = Worker(queue)
+        >>> with serving(worker, queue, port=0) as port:
+        ...     counts = worker.run_until_empty(timeout=60)
     """
     attempts, state = AttemptMetrics(registry), WorkerCollector(worker, queue)
     queue.on_attempt_end(attempts)

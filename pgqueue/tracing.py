@@ -37,8 +37,14 @@ def instrument(queue: PgQueue, *, tracer_provider: trace.TracerProvider | None =
 
     Call it once, in the module that defines the queue, before other middleware is registered.  The
     context of the enqueue travels in the job's ``meta``, as the global propagator writes it.  The
-    consumer span is a child of the producer span and has a link to it.  Without a tracer provider,
-    the global one is used.
+    consumer span is a child of the producer span and has a link to it.
+
+    Args:
+        queue: The queue.
+        tracer_provider: Who makes the spans; by default the global one.
+
+    Example:
+        >>> instrument(queue)
     """
     spans = Spans(queue, trace.get_tracer("pgqueue", tracer_provider=tracer_provider))
     queue.on_enqueue(spans.send)

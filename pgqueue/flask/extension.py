@@ -37,7 +37,25 @@ class PgQueue(job_queue.PgQueue):
 
     Create it in the module of the tasks, and call :meth:`init_app` for each app; or do both at once
     with ``PgQueue(app, db)``.  Calls that use the database need an application context, as ``db``
-    does.  The other options are those of :class:`pgqueue.PgQueue`.
+    does.
+
+    Args:
+        app: The app, to call :meth:`init_app` at once.
+        db: Its SQLAlchemy object.
+        **options: The other options of :class:`pgqueue.PgQueue`; ``secret`` is by default the app's
+            ``SECRET_KEY``.
+
+    Raises:
+        ArgumentsError: Only one of ``app`` and ``db`` is given, or something else.
+        OptionError: An option has a wrong value.
+
+    Example:
+        >>> db = SQLAlchemy()
+        >>> queue = PgQueue()
+        >>> app = Flask("shop")
+        >>> app.config["SQLALCHEMY_DATABASE_URI"] = "postgresql+psycopg://localhost/shop"
+        >>> db.init_app(app)
+        >>> queue.init_app(app, db)
     """
 
     command_name = "flask pgqueue"
@@ -62,9 +80,16 @@ class PgQueue(job_queue.PgQueue):
     def init_app(self, app: Flask, db: Database) -> None:
         """Serve this app, on the database of its ``db``; adds the commands ``flask pgqueue``.
 
-        ``db`` is the SQLAlchemy object of Flask-SQLAlchemy or Flask-SQLAlchemy-Lite, or any object
-        with an ``engine`` and a ``session`` that is a ``scoped_session``.  Its own ``init_app`` may
-        run before or after this.  Raises PgQueueError if the app already has a PgQueue.
+        The ``init_app`` of ``db`` may run before or after this.
+
+        Args:
+            app: The app.
+            db: The SQLAlchemy object of Flask-SQLAlchemy or Flask-SQLAlchemy-Lite, or any object
+                with an ``engine`` and a ``session`` that is a ``scoped_session``.
+
+        Raises:
+            PgQueueError: The app already has a PgQueue.
+            ArgumentsError: ``app`` is no app, or ``db`` has not what is needed.
         """
         _refuse_others(app, db)
         if EXTENSION in app.extensions:
@@ -88,7 +113,13 @@ class PgQueue(job_queue.PgQueue):
         """Put the queue's apps on a Connection or an Engine for a ``with`` block, as in a test.
 
         ``db.session`` uses it too.  If the queue has one app, the block needs no application
-        context.  Raises NotBound if it has none.
+        context.
+
+        Args:
+            bind: The Connection or Engine.
+
+        Raises:
+            NotBound: The queue has no app.
         """
         if not self._hosts:
             raise NotBound("this PgQueue has no app yet: make the app before queue.bound_to(...)")

@@ -21,11 +21,16 @@ if TYPE_CHECKING:
 def upgrade(*, to: int, base: int | None = None) -> None:
     """Upgrade the tables to a version, inside a revision of the application's own history.
 
-    Steps that the database already has are skipped.  Offline (``--sql``) there is no database to
-    query: ``base`` gives its version, 0 if there are no tables yet.
+    Steps that the database already has are skipped.  A node of Citus gets its number here, unless
+    offline; other nodes by ``pgqueue upgrade --nodes`` afterwards.
 
-    A node of Citus gets its number here, unless offline; other nodes by ``pgqueue upgrade --nodes``
-    afterwards.
+    Args:
+        to: The version.
+        base: Offline (``--sql``), where there is no database to query: the version of the database,
+            0 if there are no tables yet.
+
+    Raises:
+        SchemaError: This code does not know the version, or offline ``base`` is missing.
     """
     from alembic import op
 
@@ -41,8 +46,12 @@ def upgrade(*, to: int, base: int | None = None) -> None:
 def downgrade(*, to: int, base: int | None = None) -> None:
     """Downgrade the tables to a version, inside a revision of the application's own history.
 
-    Version 0 has no tables.  Offline, ``base`` gives the version of the database, by default the
-    newest.
+    Args:
+        to: The version.  Version 0 has no tables.
+        base: Offline, the version of the database, by default the newest.
+
+    Raises:
+        SchemaError: This code does not know the version, or offline ``base`` is missing.
     """
     _refuse_unknown(to, lowest=0)
     found = _version_found("downgrade", to=to, base=base, offline_default=SCHEMA_VERSION)
@@ -64,6 +73,14 @@ def include_name(
     """Keep pgqueue's schema out of autogenerate, for applications with ``include_schemas=True``.
 
     Alembic calls this before it reads a schema, and reads nothing of a schema that is refused.
+
+    Args:
+        name: The name of what Alembic has found.
+        type_: Of which type it is, such as "schema".
+        parent_names: The names of what it belongs to.
+
+    Returns:
+        False for pgqueue's schema.
     """
     return not (type_ == "schema" and name == SCHEMA)
 

@@ -23,7 +23,15 @@ logger = redaction.logger(__name__)
 
 
 def upgrade_database(engine: Engine) -> None:
-    """Create or upgrade the tables; safe to call from several processes at once."""
+    """Create or upgrade the tables; safe to call from several processes at once.
+
+    Args:
+        engine: An engine on the database.
+
+    Raises:
+        SchemaTooNew: The tables are newer than this code knows.
+        SchemaError: The tables cannot be upgraded; the message says why.
+    """
     # READ COMMITTED: a process that waited for the lock must see what the previous one has done.
     with (
         connect_idle(engine).execution_options(isolation_level="READ COMMITTED") as connection,

@@ -20,11 +20,22 @@ _OURS = Path(__file__).parents[1] / "migrations"
 def write_revision(
     host: Config | Path | str, *, message: str = "add pgqueue", head: str = "head"
 ) -> Path:
-    """Write the next revision of an application's own history; returns its path.
+    """Write the next revision of an application's own history.
 
     The revision upgrades the tables from the version of the last such revision to the newest.
-    ``host`` is the application's Alembic ``Config``, its ``alembic.ini``, its ``pyproject.toml``
-    with a table ``[tool.alembic]``, or its directory of migrations.
+
+    Args:
+        host: The application's Alembic ``Config``, its ``alembic.ini``, its
+            ``pyproject.toml`` with a table ``[tool.alembic]``, or its directory of migrations.
+        message: The message of the revision.
+        head: The revision that it follows.
+
+    Returns:
+        The file.
+
+    Raises:
+        SchemaError: The history has the newest version already, is pgqueue's own, or has a template
+            without a place for the call.
     """
     from alembic.script import ScriptDirectory
     from alembic.util import CommandError

@@ -30,12 +30,20 @@ def grant(
 ) -> None:
     """Grant roles their rights on the tables, in one of your revisions or on a connection.
 
-    ``worker`` runs jobs, ``enqueue`` only writes them, ``dashboard`` reads them without arguments,
-    results and tracebacks, and may cancel, requeue, run now, change priorities and times, pause,
-    set limits and make workers quiet; ``owner`` becomes the owner of the tables, and ``migrator`` a
-    member of ``owner``.  The roles must exist.
-
     Works offline (``--sql``) too.  Repeat the call after each upgrade of the tables.
+
+    Args:
+        worker: The role that runs jobs.
+        enqueue: The role that only writes jobs.
+        dashboard: The role that reads jobs without arguments, results and tracebacks, and may
+            cancel, requeue, run now, change priorities and times, pause, set limits and make
+            workers quiet.
+        migrator: The role that upgrades, as a member of ``owner``.
+        owner: The role that becomes the owner of the tables.
+        connection: The connection; by default that of the running revision.
+
+    Raises:
+        OptionError: A name cannot be that of a role, or no role is named.
     """
     roles = Roles(
         worker=worker, enqueue=enqueue, dashboard=dashboard, migrator=migrator, owner=owner
@@ -56,6 +64,17 @@ def revoke(
 
     The tables of ``owner`` pass to the role that runs this, and ``migrator`` is removed from
     ``owner``.
+
+    Args:
+        worker: As given to :func:`grant`.
+        enqueue: As given to :func:`grant`.
+        dashboard: As given to :func:`grant`.
+        migrator: As given to :func:`grant`.
+        owner: As given to :func:`grant`.
+        connection: The connection; by default that of the running revision.
+
+    Raises:
+        OptionError: A name cannot be that of a role, or no role is named.
     """
     roles = Roles(
         worker=worker, enqueue=enqueue, dashboard=dashboard, migrator=migrator, owner=owner

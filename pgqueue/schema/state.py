@@ -21,7 +21,17 @@ _UPGRADE_COMMAND = "pgqueue --app module:queue upgrade"
 
 
 def verify(connection: Connection) -> None:
-    """Raise an error that says what to run if this code cannot work with the tables."""
+    """Check that this code can work with the tables.
+
+    Args:
+        connection: A connection to the database.
+
+    Raises:
+        SchemaMissing: There are no tables.
+        SchemaTooOld: The tables are older than this code needs.
+        SchemaTooNew: The tables are newer than this code knows.
+        SchemaError: The tables are no plain tables.
+    """
     found = read_state(connection)
     if damage := found.damage():
         raise damage

@@ -14,13 +14,17 @@ from typing import Any
 
 import pytest
 from documents import ROOT
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Engine, ForeignKey, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import pgqueue
-from pgqueue import JobContext, Limit, PgQueue
+from pgqueue import JobContext, Limit, PgQueue, flask
+from pgqueue.metrics import serving
 from pgqueue.testing import assert_blocked, assert_enqueued, record_steps, run_jobs
+from pgqueue.tracing import instrument
 
 WITH_EXAMPLES = {
     *("PgQueue", "Task", "Limit", "Unique", "Retry", "Worker", "JobContext"),
@@ -73,7 +77,8 @@ def test_the_examples_of_docstrings_run(path: str, code: str, engine: Engine) ->
                 rows = flow.add(names["extract"].job(12))
                 exec(code, names | {"flow": flow, "rows": rows, "done": rows})
         else:
-            exec(code, names)
+            own = {"PgQueue": flask.PgQueue} if path.startswith("pgqueue/flask/") else {}
+            exec(code, names | own)
 
 
 def _run_in_handler(code: str, queue: PgQueue, session: Session, names: dict[str, Any]) -> None:
@@ -163,6 +168,10 @@ def _names(queue: PgQueue, session: Session) -> dict[str, Any]:
         "select": select,
         "Iterator": Iterator,
         "DBAPIError": DBAPIError,
+        "Flask": Flask,
+        "SQLAlchemy": SQLAlchemy,
+        "instrument": instrument,
+        "serving": serving,
     }
     return {name: getattr(pgqueue, name) for name in dir(pgqueue) if name[0].isupper()} | own
 
