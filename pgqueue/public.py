@@ -33,6 +33,7 @@ from pgqueue.errors import (
     UnknownOption,
     UnknownTask,
     UsedAcrossFork,
+    WaitTimeout,
     WorkerBroken,
 )
 from pgqueue.events import AttemptEnded, AttemptOutcome
@@ -141,5 +142,6 @@ __all__ = [
     "UnknownOption",
     "UnknownTask",
     "UsedAcrossFork",
+    "WaitTimeout",
     "WorkerBroken",
 ]
