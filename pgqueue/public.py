@@ -34,6 +34,7 @@ from pgqueue.errors import (
     UnknownOption,
     UnknownTask,
     UsedAcrossFork,
+    WaitTimeout,
     WorkerBroken,
 )
 from pgqueue.events import AttemptEnded, AttemptOutcome
@@ -152,5 +153,6 @@ __all__ = [
     "UnknownOption",
     "UnknownTask",
     "UsedAcrossFork",
+    "WaitTimeout",
     "WorkerBroken",
 ]

@@ -244,10 +244,13 @@ def log_failure(
 ) -> None:
     """Log a failed attempt with its error and its traceback, as they are stored.
 
+    A last line of the traceback that only repeats the error is left out.
+
     The log record has the exception itself, for tools that collect errors, unless the task has
     secret arguments, which the exception may quote.
     """
     is_safe = error is not None and not secrets_of(task, claimed)
+    type_name, message = outcome.error.type, _first_line(outcome.error.message)
     logger.log(
         logging.WARNING if isinstance(outcome, Retried) else logging.ERROR,
         "job %d %s: attempt %d of %d: %s: %s; %s",
@@ -255,13 +258,15 @@ def log_failure(
         task.name,
         claimed.attempt,
         claimed.max_attempts,
-        outcome.error.type,
-        _first_line(outcome.error.message),
+        type_name,
+        message,
         _consequence(outcome),
         exc_info=error if is_safe else None,
         extra={
             **log_fields(claimed),
-            redaction.TRACEBACK: outcome.error.traceback.rstrip(),
+            redaction.TRACEBACK: outcome.error.traceback.rstrip().removesuffix(
+                f"\n{type_name}: {message}"
+            ),
         },
     )
 

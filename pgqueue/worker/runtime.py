@@ -29,6 +29,7 @@ from pgqueue.worker.progress import ProgressWriter
 from pgqueue.worker.server_clock import ServerClock
 from pgqueue.worker.until_empty import HandlerErrors
 from pgqueue.worker.wake_up import WakeUp
+from pgqueue.worker.watched import WatchedJobs
 
 
 class WorkerRuntime:
@@ -72,7 +73,9 @@ class WorkerRuntime:
         self.events = AttemptEvents(callbacks, self.clock) if callbacks else None
         """Tells the application how attempts end, if it asks for that."""
         self.statistics = AttemptCounts(self.clock) if config.statistics else None
+        self.watched = WatchedJobs()
         self.ledger = Ledger(
+            watched=self.watched,
             statistics=self.statistics,
             events=self.events,
             work_may_be_there=self.work_may_be_there,

@@ -113,6 +113,8 @@ class Supervisor:
         self._looks = None if until_empty else Looks(runtime, notify=queue.notify)
         if self._looks is not None:
             runtime.ledger.on_ended = self._looks.ended
+            if queue.notify:
+                runtime.ledger.on_watched_ended = self._looks.watched_ended
         self._upkeep = Upkeep(
             runtime,
             self._slots,

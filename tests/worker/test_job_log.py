@@ -30,6 +30,21 @@ def of_level(caplog: pytest.LogCaptureFixture, level: int) -> list[logging.LogRe
     return [record for record in caplog.records if record.levelno == level]
 
 
+def test_the_traceback_of_an_error_of_several_lines_is_printed_whole(
+    queue: PgQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    @queue.task(name="mail.send", retry=Retry.never())
+    def send() -> None:
+        raise ValueError("no such address\nsecond line")
+
+    send.delay()
+
+    run(queue)
+
+    [record] = of_level(caplog, logging.ERROR)
+    assert logging.Formatter().format(record).endswith("ValueError: no such address\nsecond line")
+
+
 def test_a_failed_attempt_is_logged_with_its_exception_and_its_template(
     queue: PgQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -56,6 +71,7 @@ def test_a_failed_attempt_is_logged_with_its_exception_and_its_template(
         printed = logging.Formatter().format(record)
         assert printed.count("Traceback (most recent call last)") == 1
         assert "pgqueue/worker" not in printed
+        assert printed.count("no such address: a@example.org") == 1
 
 
 def test_an_exception_that_may_quote_a_secret_is_logged_as_masked_text_only(
