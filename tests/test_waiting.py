@@ -47,7 +47,7 @@ class Waiter:
 
     def _wait(self) -> None:
         try:
-            self.result = self._queue.wait(self._job_id, timeout=LONG)
+            self.result = self._queue.wait(self._job_id, timeout=10 * LONG)
         except Exception as error:
             self.result = error
 
@@ -268,7 +268,7 @@ def has_read_jobs(queue: PgQueue) -> bool:
         "WHERE application_name LIKE '%waits' AND state = 'idle' AND query LIKE '%NOT (EXISTS%'"
     )
     with queue.session() as session:
-        return session.scalar(text(statement)) == 1
+        return bool(session.scalar(text(statement)) == 1)
 
 
 def test_a_handler_is_pointed_to_gather(queue: PgQueue) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from select import select as select_sockets
 
 import psycopg
 import pytest
@@ -88,14 +89,21 @@ def test_a_notification_of_another_channel_wakes_nobody(
 ) -> None:
     monkeypatch.setattr(notifications, "DEADLINE", PATIENCE)
     aside: list[str] = []
-    listening = Listener(enabled=True, aside={"pgqueue_aside": aside.append})
+
+    def hear(payload: str) -> None:
+        aside.append(payload)
+        tell("enqueued", CHANNEL)  # only what comes from now on ends the wait
+
+    def tell(word: str, channel: str) -> None:
+        other.execute(select(notify(word, channel)))
+        other.commit()
+
+    listening = Listener(enabled=True, aside={"pgqueue_aside": hear})
     with closing(listening) as listener, engine.connect() as other:
         listener.share(claiming)
         assert listener.arm()
 
-        for word, channel in [("7", "pgqueue_aside"), ("enqueued", CHANNEL)]:
-            other.execute(select(notify(word, channel)))
-            other.commit()
+        tell("7", "pgqueue_aside")
 
         assert listener.wait(PATIENCE) == {"enqueued"}
         assert aside == ["7"]
@@ -111,6 +119,7 @@ def test_a_poke_ends_the_wait_beside_notifications_of_another_channel(
         assert listener.arm()
         other.execute(select(notify("7", "pgqueue_aside")))
         other.commit()
+        assert select_sockets([driver_connection(claiming)], [], [], PATIENCE)[0], "it is there"
         listener.poke()
 
         assert listener.wait(2 * PATIENCE) == set()

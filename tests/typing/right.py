@@ -14,6 +14,7 @@ from pgqueue import (
     AttemptOutcome,
     Job,
     JobContext,
+    JobState,
     Keep,
     Limit,
     PgQueue,
@@ -21,6 +22,7 @@ from pgqueue import (
     Secret,
     Task,
     Unique,
+    Worker,
 )
 
 queue = PgQueue()
@@ -166,6 +168,10 @@ async def calls_of_async_code(
     session: AsyncSession, scoped: async_scoped_session[AsyncSession]
 ) -> None:
     assert_type(await with_session.enqueue_async(session, 1), Job)
+    assert_type(await with_session.delay_async(number=1), Job)
+    assert_type(await queue.wait_async(7, timeout=timedelta(seconds=5)), JobState)
+    async with Worker(queue) as worker:
+        assert_type(worker, Worker)
     assert_type(await with_async_session.enqueue_async(scoped, number=1), Job)
     assert_type(await plain.enqueue_many_async(session, [(1,)]), list[int])
     assert_type(await with_async_session(1), str)
