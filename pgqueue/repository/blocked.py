@@ -288,7 +288,7 @@ def watch_others() -> sa.Executable:
 @cache
 def release_jobs(*, limited: bool, notify: bool) -> sa.Executable:
     """Give locked jobs their messages, now: claims would find earlier ones behind their cursors
-    late."""
+    late.  They are blocked no longer."""
     job = (
         sa.update(jobs)
         .where(jobs.c.id == JOBS)
@@ -297,7 +297,8 @@ def release_jobs(*, limited: bool, notify: bool) -> sa.Executable:
         .cte("job")
     )
     woken = wake_up_call() if notify else sa.true()
-    return sa.select(woken).add_cte(*dispatch_of(job, limited=limited))
+    written = dispatch_of(job, limited=limited)
+    return sa.select(woken).add_cte(*written, unblock_jobs().cte("unblocked"))
 
 
 @cache
@@ -327,7 +328,7 @@ def drop_jobs() -> sa.Executable:
 
 
 @cache
-def unblock_jobs() -> sa.Executable:
+def unblock_jobs() -> sa.Delete:
     """Delete the rows of these locked jobs."""
     return sa.delete(blocked).where(blocked.c.node_id == JOBS)
 
@@ -445,7 +446,8 @@ class BlockedNodes:
             run(skip_jobs(), {"skipped": json.dumps(reasons)})
         if dropped:
             run(drop_jobs(), _jobs(dropped))
-        run(unblock_jobs(), _jobs([*released[False], *released[True], *skipped, *dropped]))
+        if skipped or dropped:
+            run(unblock_jobs(), _jobs([*skipped, *dropped]))
 
 
 def common_outcome(failed: object, cancelled: object) -> JobStatus:
