@@ -306,11 +306,6 @@ class PgQueue(Operations):
                 during the wait.
             PgQueueError: A handler waits, which would occupy its slot; or the queue is bound to a
                 Connection, as in a test, and the job has not ended.
-
-        Example:
-            >>> state = queue.wait(total.delay([1, 2]), timeout=timedelta(seconds=10))
-            >>> state.result
-            3
         """
         job_id, seconds = _checked_wait(job, timeout)
         if self.connection is not None:
@@ -330,9 +325,6 @@ class PgQueue(Operations):
 
         Raises:
             WaitTimeout, JobNotFound, PgQueueError: As :meth:`wait`.
-
-        Example:
-            >>> state = await queue.wait_async(job_id, timeout=timedelta(seconds=10))
         """
         job_id, seconds = _checked_wait(job, timeout)
         if self.connection is not None:
@@ -840,10 +832,9 @@ class PgQueue(Operations):
                 was enqueued.
 
         Example:
-            >>> ids = queue.enqueue_all(
-            ...     session,
-            ...     [send_mail.job(7), remind.options(delay=timedelta(days=3)).job(7)],
-            ... )
+            >>> later = mail.options(delay=timedelta(days=3))
+            >>> jobs = [mail.job("ann@example.org"), later.job("ann@example.org")]
+            >>> ids = queue.enqueue_all(session, jobs)
         """
         return enqueue_all(session, jobs)
 

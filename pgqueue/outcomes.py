@@ -104,12 +104,6 @@ class RetryLater(Exception):
     Raises:
         ArgumentsError: The delay is no timedelta from zero on.
         OptionError: No queue can have this name, or no job this priority.
-
-    Example:
-        >>> try:
-        ...     send(message)
-        ... except ServerIsDown as error:
-        ...     raise RetryLater(timedelta(minutes=5), queue="retries") from error
     """
 
     def __init__(

@@ -376,9 +376,6 @@ class Operations:
             OptionError: The job has not ended.
             DuplicateJob: Another job holds the unique key; also the job itself, if its key is that
                 of a period.
-
-        Example:
-            >>> copy_id = queue.run_again(session, report.id)
         """
         context = self._context_of("run_again", session, job_id)
         if not ON_JOBS["run_again"].one(context, job_id, None):

@@ -104,6 +104,9 @@ class Retry:
         given_up: These errors are never retried; :meth:`never_on` adds to it.
         longest: No retry starts later than this after the start of the first attempt;
             :meth:`for_at_most` sets it.  None: no limit.
+        queue: The queue in which a job is retried; :meth:`in_queue` sets it.  None: its own.
+        priority: The priority with which a job is retried; :meth:`with_priority` sets it.  None:
+            its own.
 
     Raises:
         OptionError: A value is wrong.
@@ -281,6 +284,9 @@ class Retry:
         Args:
             queue: The name of the queue.  ``Worker(queue)`` without names of queues serves it too.
 
+        Returns:
+            A new policy.
+
         Raises:
             OptionError: No queue can have this name.
 
@@ -296,6 +302,9 @@ class Retry:
 
         Args:
             priority: From 0, which starts first, to 9.
+
+        Returns:
+            A new policy.
 
         Raises:
             OptionError: The priority is none of these.

@@ -428,9 +428,6 @@ class Task(Generic[P, R]):
 
         Returns:
             The job.  It is in no Session; its attributes can be read.
-
-        Example:
-            >>> job = await send.delay_async("ada@example.com")
         """
         warn_of_open_transaction(self.name, self.owner.session_of_caller())
         if self.owner.connection is None:

@@ -138,10 +138,6 @@ class Worker:
             SchemaError: The tables are missing or of another version.  The block does not begin.
                 It does begin if the database cannot be reached: the worker waits for it.
             OptionError: The queue is bound to a Connection, or this worker runs already.
-
-        Example:
-            >>> async with Worker(queue, concurrency=5):
-            ...     await serve()
         """
         self._check_process()
         self._refuse_connection()

@@ -196,7 +196,7 @@ def test_each_public_name_has_the_sections_that_it_needs() -> None:
 
     missing = [f"{each.name}: {lack}" for each in shown for lack in _lacking(each)]
 
-    assert missing == []
+    assert not missing, "\n".join(missing)
 
 
 def _lacking(shown: Any) -> Iterator[str]:
