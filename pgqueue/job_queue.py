@@ -24,7 +24,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from pgqueue import schema
-from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
+from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES, SCALARS, Encoder
 from pgqueue.batches import OUTCOMES, ExtendedBatch, NewBatch, OpenBatch, in_words
 from pgqueue.checks import (
     check_application,
@@ -102,6 +102,7 @@ class QueueOptions(TypedDict, total=False):
     queue_limits: Mapping[str, Limit | Sequence[Limit]] | None
     secret: str | None
     nodes: Sequence[str | URL] | None
+    encoders: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] | None
 
 
 class PgQueue(Operations):
@@ -124,6 +125,8 @@ class PgQueue(Operations):
     ``secret`` signs the tokens of :meth:`token`.
     ``nodes``: the URLs of several databases that each have tables and workers of their own, or
     ``"citus"`` for the nodes of the Citus cluster in which ``bind`` is (:attr:`nodes`).
+    ``encoders``: how arguments of types of the application are stored.  A dict from each type to
+    two functions: one returns plain JSON data, the other makes the value of this data.
     """
 
     command_name = "pgqueue"
@@ -142,6 +145,7 @@ class PgQueue(Operations):
         version: str = "",
         secret: str | None = None,
         nodes: Sequence[str | URL] | None = None,
+        encoders: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] | None = None,
     ) -> None:
         check_whole("PgQueue: ", "max_payload_bytes", max_payload_bytes, 1024, LARGEST_TEXT)
         self.notify = notify
@@ -156,6 +160,7 @@ class PgQueue(Operations):
                 "PgQueue: secret must be a text that is not empty; give random characters"
             )
         self._secret = secret
+        self.encoders = _checked_encoders({} if encoders is None else encoders)
         self._nodes = nodes if nodes is None or nodes == CITUS else checked_nodes(nodes)
         self.schedules = Schedules(self.tasks, self.find, application)
         self.attempt_callbacks: list[AttemptCallback] = []
@@ -808,6 +813,25 @@ def _refuse_async(bind: Any) -> None:
             "or an Engine of create_engine(url.set(drivername='postgresql+psycopg')); "
             "enqueue_async takes an AsyncSession on any engine of that database"
         )
+
+
+def _checked_encoders(given: Any) -> dict[type, Encoder]:
+    if not isinstance(given, Mapping):
+        raise OptionError(f"PgQueue: encoders is {given!r:.80}; give a dict by types")
+    encoders: dict[type, Encoder] = {}
+    for kind, pair in given.items():
+        if not isinstance(kind, type) or kind in (*SCALARS, list, tuple, set, frozenset, dict):
+            raise OptionError(
+                f"PgQueue: encoders has {kind!r:.80}; give a type of your own: the types of Python "
+                "are stored without an encoder"
+            )
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))):
+            raise OptionError(
+                f"PgQueue: encoders has for {kind.__name__} {pair!r:.80}; give two functions: "
+                "(to_json, from_json)"
+            )
+        encoders[kind] = Encoder(*pair)
+    return encoders
 
 
 def _checked_queues(keep: Mapping[str, Keep | timedelta | None]) -> dict[str, Keep]:

@@ -83,6 +83,7 @@ class TaskOptions(TypedDict, total=False):
     memory_limit: int | None
     secret_args: Sequence[str]
     on_failed: Callable[[int], Any] | None
+    on_success: Callable[..., Any] | None
     results: Literal["optional", "required"]
     keep: Keep | timedelta | None
     limit: Limit | Sequence[Limit]
@@ -292,6 +293,12 @@ class Options:
         anything,
         "a task to enqueue with the id of a job that has failed for good, in the commit that "
         "records the failure",
+    )
+    on_success: Any = option(
+        None,
+        anything,
+        "a task to enqueue with the id of a job that has succeeded, and with its result if it has "
+        "a parameter `result`, in the commit that records the success",
     )
     results: Literal["optional", "required"] = option(
         "optional",
@@ -587,7 +594,7 @@ ELSEWHERE = {
     "eta": "give run_at, a datetime with a time zone",
     "expires": "give expires_in, a timedelta",
     "job_timeout": "give timeout, a timedelta",
-    "link": "enqueue the next job at the end of the handler, in its session",
+    "link": "give on_success to the task, or enqueue the next job in the handler's session",
     "rate_limit": "give limit=Limit(..., per=...), which holds for all workers",
     "result_ttl": "give keep, a timedelta",
     "retry_backoff": "give retry=Retry.exponential(...)",

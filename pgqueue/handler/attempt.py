@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from threading import Event, Lock
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -12,7 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
-from pgqueue.context import Finishing, JobContext, Progress, Steps
+from pgqueue.context import Finishing, JobContext, Progress, ReadOnlyMeta, Steps
 from pgqueue.database.keepalive import has_ended
 from pgqueue.database.opening import backend_pid, driver_connection
 from pgqueue.errors import PgQueueError
@@ -44,6 +45,7 @@ def context_of(
     reporting: Callable[[Progress], None],
     finishing: Finishing | None = None,
     steps: Steps | None = None,
+    remaining: Callable[[], timedelta | None],
 ) -> JobContext:
     """The context of a claimed job, in the worker or in a child process."""
     return JobContext(
@@ -54,12 +56,13 @@ def context_of(
         task=claimed.task,
         session=session,
         cancelled=cancelled,
-        meta=read_meta(claimed.meta),
+        meta=ReadOnlyMeta(read_meta(claimed.meta)),
         stopping=stopping,
         reporting=reporting,
         finishing=finishing,
         workflow_id=workflow_in(claimed.meta),
         steps=steps,
+        remaining=remaining,
     )
 
 
@@ -246,6 +249,12 @@ class RunningAttempt:
         timeout = self.settings.timeout
         return None if timeout is None else self.started_at + timeout.total_seconds()
 
+    def time_left(self) -> timedelta | None:
+        """How long its handler may still run; None without a timeout."""
+        if self.deadline is None:
+            return None
+        return timedelta(seconds=max(self.deadline - time.monotonic(), 0.0))
+
     @property
     def is_overdue(self) -> bool:
         """Whether its thread must be abandoned; never, if the handler is in a child process.
@@ -275,4 +284,5 @@ class RunningAttempt:
             reporting=self.report,
             finishing=self.finishing,
             steps=self.steps,
+            remaining=self.time_left,
         )

@@ -50,6 +50,11 @@ def delete(queue: PgQueue, job_id: int) -> None:
         queue.delete(session, job_id)
 
 
+def delete_object(queue: PgQueue, job_id: int) -> None:
+    with queue.session() as session, session.begin():
+        session.delete(session.get_one(Job, job_id))
+
+
 class TestRunAgain:
     def test_a_copy_runs_and_the_old_job_stays(self, queue: PgQueue, engine: Engine) -> None:
         ran: list[tuple[int, Any]] = []
@@ -170,11 +175,7 @@ class TestDelete:
         claimed = worker.claim_new(engine)
 
         with pytest.raises(OptionError, match=r"it runs, or a worker is about to .* cancel it"):
-            if by == "call":
-                delete(queue, claimed.job_id)
-            else:
-                with queue.session() as session, session.begin():
-                    session.delete(session.get_one(Job, claimed.job_id))
+            (delete if by == "call" else delete_object)(queue, claimed.job_id)
 
         assert status_of(queue, claimed.job_id) is JobStatus.RUNNING
         assert violations(engine) == []
