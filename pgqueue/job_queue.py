@@ -62,7 +62,9 @@ from pgqueue.rules.limits import (
 from pgqueue.rules.retention import DEFAULT_KEEP, Keep, Retention, keep_of
 from pgqueue.rules.ticks import checked_rule
 from pgqueue.schedules import (
+    Args,
     CatchUp,
+    Days,
     OverlapName,
     ScheduleOptions,
     Schedules,
@@ -472,8 +474,9 @@ class PgQueue(Operations):
         *,
         every: timedelta | None = None,
         timezone: str = "UTC",
+        days: Days = "or",
         name: str | None = None,
-        args: tuple[Any, ...] | Mapping[str, Any] = (),
+        args: Args = (),
         catch_up: CatchUp = "last",
         overlap: OverlapName = "allow",
         **options: Unpack[ScheduleOptions],
@@ -486,10 +489,14 @@ class PgQueue(Operations):
           of ``timezone`` (an IANA name).  A time that is skipped when the clocks change runs once,
           at the end of the gap.  A time that comes twice runs once, the first time.  An expression
           whose hour is ``*`` runs in each hour that passes.
+          ``@hourly``, ``@daily``, ``@weekly``, ``@monthly`` and ``@yearly`` are short forms.
+        - ``days``: what a day must match if the expression has a day of the month and a day of the
+          week: "or", as in cron, one of the two; "and", as in Celery, both.
         - ``every``: instead of ``cron``, an interval of at least a second, counted from 1970-01-01
           00:00 UTC.
         - ``name``: by default that of the task; the second schedule of a task needs one.
-        - ``args``: a tuple, or a dict by name.
+        - ``args``: a tuple, or a dict by name; or a function that takes the tick, in the zone of
+          the schedule, and returns one of them, or None for a tick without a job.
         - ``catch_up``: how many missed ticks get a job when a worker runs again.  "last": one; a
           number up to 1000: the last so many; "none": none that is more than a minute late.
         - ``overlap``: what happens to a tick while the job of the tick before is unfinished:
@@ -503,7 +510,7 @@ class PgQueue(Operations):
 
         def declare(task: T) -> T:
             own = name or str(getattr(task, "name", "of a function"))
-            rule = checked_rule(f"schedule {own}: ", cron, every, timezone)
+            rule = checked_rule(f"schedule {own}: ", cron, every, timezone, days)
             new = declaration(task, rule, own, args, catch_up, overlap, options)
             self.schedules.declare(task, new)
             return task

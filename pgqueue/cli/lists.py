@@ -176,14 +176,17 @@ def _runs(view: ScheduleView) -> list[_Run]:
 def _note(run: _Run) -> str:
     if run.number > 0:
         return ""
+    if not run.view.is_written:
+        return "of the code; the next worker that starts writes it"
     return "paused" if run.view.state.paused_at else "" if run.at else "no next run"
 
 
 def _schedule(queue: PgQueue, view: ScheduleView) -> dict[str, Any]:
     state = view.state
-    same = ("name", "task", "cron", "every", "timezone", "catch_up", "overlap", "declared_in")
+    same = ("name", "task", "cron", "every", "timezone", "days", "catch_up", "overlap")
     return {
-        **{name: getattr(state, name) for name in same},
+        **{name: getattr(state, name) for name in (*same, "declared_in")},
+        "is_written": view.is_written,
         "is_paused": state.paused_at is not None,
         "last_tick_at": state.last_tick_at,
         "last_job_id": state.last_job_id,
@@ -253,7 +256,7 @@ SCHEDULES = View(
     otherwise="No schedules.",
     document=_schedule,
     lines=_runs,
-    warning=lambda queue, view: words_for_overdue(queue, view.state),
+    warning=lambda queue, view: words_for_overdue(queue, view.state) if view.is_written else None,
 )
 
 LIMITS = View(

@@ -161,13 +161,19 @@ class Views:
     def schedules(
         self, session: AnySession, *, runs: int = 3, results: bool = True
     ) -> list[ScheduleView]:
-        """Return the schedules with their next runs, and the results of their last jobs."""
-        connection = executor(session)
-        ended = ScheduleRows(connection).results() if results else {}
-        return [
-            ScheduleView.of(state, runs, ended.get(state.name, [])[::-1])
-            for state in self._queue.schedules.list(connection)
+        """Return the schedules with their next runs, and the results of their last jobs.
+
+        Also those that the code declares and no worker has written so far.
+        """
+        connection, schedules = executor(session), self._queue.schedules
+        rows = ScheduleRows(connection)
+        ended = rows.results() if results else {}
+        found = [
+            ScheduleView.of(state, runs, ended.get(state.name, [])[::-1]) for state in rows.all()
         ]
+        unwritten = schedules.unwritten({view.state.name for view in found}, rows.now())
+        new = [ScheduleView.of(state, runs, is_written=False) for state in unwritten]
+        return sorted([*found, *new], key=lambda view: view.state.name)
 
     def paused_schedules(
         self, session: AnySession, *, limit: int
