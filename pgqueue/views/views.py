@@ -106,14 +106,21 @@ class Views:
         """
         return read_queues(self._queue, executor(session), names)
 
-    def counted_queues(self, session: AnySession, *, succeeded: bool = True) -> QueueViews:
+    def counted_queues(
+        self,
+        session: AnySession,
+        *,
+        succeeded: bool = True,
+        names: Collection[str] | None = None,
+    ) -> QueueViews:
         """Return the queues with their jobs counted now.
 
         Args:
             session: Where to read.
             succeeded: Whether the succeeded jobs are counted too, which reads all jobs.
+            names: Only these queues, if they have or lately had jobs.
         """
-        found = read_queues(self._queue, executor(session), None)
+        found = read_queues(self._queue, executor(session), names)
         return found.counted_now(executor(session), succeeded=succeeded)
 
     def last_count(self, session: AnySession) -> LastCount | None:
