@@ -111,6 +111,10 @@ def _unlimited() -> None:
     return None
 
 
+def _goes_on() -> None:
+    return None
+
+
 def _ignore(_: Progress) -> None: ...
 
 
@@ -139,6 +143,7 @@ class JobContext:
     """The workflow to which the job belongs."""
     steps: Steps | None = field(default=None, repr=False)
     remaining: Callable[[], timedelta | None] = field(default=_unlimited, repr=False)
+    checking: Callable[[], None] = field(default=_goes_on, repr=False)
 
     @property
     def is_last_attempt(self) -> bool:
@@ -156,6 +161,26 @@ class JobContext:
         visible within a second.
         """
         return self.cancelled()
+
+    def check(self) -> None:
+        """End the handler here if it should not go on; call it in a loop.  Sends no query.
+
+        For a handler whose work may begin again.  One that is to finish in the grace period of a
+        stop asks :meth:`is_cancelled`.
+
+        Raises:
+            Cancel: The job was cancelled, or another worker has taken it over.
+            TimeoutError: The timeout is over: the attempt is recorded as ``timeout``, and retried
+                as the policy says.
+            Suspended: The worker stops.  The job starts again on another worker, which uses up no
+                attempt.
+
+        Example:
+            >>> for line in lines:
+            ...     ctx.check()
+            ...     convert(line)
+        """
+        self.checking()
 
     def time_left(self) -> timedelta | None:
         """Return how long the handler may still run, until its timeout; zero after it.

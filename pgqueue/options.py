@@ -598,7 +598,7 @@ ELSEWHERE = {
     "rate_limit": "give limit=Limit(..., per=...), which holds for all workers",
     "result_ttl": "give keep, a timedelta",
     "retry_backoff": "give retry=Retry.exponential(...)",
-    "soft_time_limit": "give timeout, and look at ctx.is_cancelled() in the handler",
+    "soft_time_limit": "give timeout, and call ctx.check() in the loops of the handler",
     "time_limit": "give timeout, and executor='process' to have the handler killed",
 }
 """Options of Celery and RQ, and what does their work here."""

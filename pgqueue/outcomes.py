@@ -32,9 +32,14 @@ class Discard(Exception):
         self.reason = reason
 
 
+class TimeIsUp(TimeoutError):
+    """Raised by ``ctx.check()`` after the timeout of the attempt, which is recorded as timed
+    out."""
+
+
 class Suspended(BaseException):
-    """Raised through a handler by ``ctx.sleep()``, and by ``ctx.each()`` at a stop: the job goes on
-    later, from the beginning of its handler.
+    """Raised through a handler by ``ctx.sleep()``, and by ``ctx.each()`` and ``ctx.check()`` at a
+    stop: the job goes on later, from the beginning of its handler.
 
     No ``except Exception`` catches it, and ``finally`` runs.  A middleware that catches every
     ``BaseException`` raises it again.

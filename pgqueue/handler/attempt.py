@@ -18,7 +18,7 @@ from pgqueue.database.keepalive import has_ended
 from pgqueue.database.opening import backend_pid, driver_connection
 from pgqueue.errors import PgQueueError
 from pgqueue.meta import read_meta, workflow_in
-from pgqueue.outcomes import AttemptEnd
+from pgqueue.outcomes import AttemptEnd, Cancel, Suspended, TimeIsUp
 from pgqueue.repository.claim import Claimed
 from pgqueue.tasks import Task
 
@@ -46,6 +46,7 @@ def context_of(
     finishing: Finishing | None = None,
     steps: Steps | None = None,
     remaining: Callable[[], timedelta | None],
+    checking: Callable[[], None],
 ) -> JobContext:
     """The context of a claimed job, in the worker or in a child process."""
     return JobContext(
@@ -63,6 +64,7 @@ def context_of(
         workflow_id=workflow_in(claimed.meta),
         steps=steps,
         remaining=remaining,
+        checking=checking,
     )
 
 
@@ -249,6 +251,15 @@ class RunningAttempt:
         timeout = self.settings.timeout
         return None if timeout is None else self.started_at + timeout.total_seconds()
 
+    def check(self) -> None:
+        """End its handler, by raising, if it should not go on."""
+        if self.is_cancelled():
+            raise Cancel("the job was cancelled, or its attempt has ended")
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise TimeIsUp(f"the handler ran longer than {self.settings.timeout}")
+        if self.is_stopping():
+            raise Suspended(0.0)
+
     def time_left(self) -> timedelta | None:
         """How long its handler may still run; None without a timeout."""
         if self.deadline is None:
@@ -285,4 +296,5 @@ class RunningAttempt:
             finishing=self.finishing,
             steps=self.steps,
             remaining=self.time_left,
+            checking=self.check,
         )
