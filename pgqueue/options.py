@@ -122,6 +122,8 @@ class WorkerOptions(TypedDict, total=False):
     ahead: int
     statistics: bool
     log_jobs: Literal["info", "debug"] | None
+    max_jobs: int | None
+    max_idle: timedelta | None
 
 
 def seconds(stored: Any, of_task: timedelta | None) -> timedelta:
@@ -512,6 +514,20 @@ class OptionsOfWorker:
         optional(one_of("info", "debug")),
         "the level at which the end of each attempt is logged, `info` or `debug`",
         by_default="only failures are logged",
+        is_for="worker",
+    )
+    max_jobs: int | None = option(
+        None,
+        optional(whole(1, 1_000_000_000)),
+        "after how many attempts the worker stops; those that run then end too",
+        by_default="it runs until it is stopped",
+        is_for="worker",
+    )
+    max_idle: timedelta | None = option(
+        None,
+        optional(span_between(timedelta(milliseconds=10), A_YEAR)),
+        "after how long without a job the worker stops",
+        by_default="it runs until it is stopped",
         is_for="worker",
     )
 
