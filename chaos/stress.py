@@ -28,7 +28,7 @@ from chaos.interleavings.logical_workers import (
 )
 from chaos.sample_tasks import queue
 from pgqueue import Change, DuplicateJob, Job
-from pgqueue.errors import JobNotFound
+from pgqueue.errors import JobNotFound, OptionError
 from pgqueue.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
 from pgqueue.repository.settle import Attempts
 
@@ -158,8 +158,11 @@ class Storm:
             job = session.get(Job, id) if id is not None else None
             if job is None:
                 return False
-            session.delete(job)
-            session.commit()
+            try:
+                session.delete(job)
+                session.commit()
+            except OptionError:  # it was requeued meanwhile, and runs
+                return False
         return True
 
     def _rescue(self) -> bool:

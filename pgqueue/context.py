@@ -87,8 +87,32 @@ class Steps(Protocol):
     async def gather_async(self, name: str, jobs: Iterable[Any]) -> list[Any]: ...
 
 
+class ReadOnlyMeta(dict[str, Any]):
+    """``ctx.meta``: a dict that refuses writes, because nothing would store them."""
+
+    def _refuse(self, *_args: Any, **_values: Any) -> Any:
+        raise PgQueueError(
+            "ctx.meta cannot be changed: it is what the enqueue has noted, and a write would be "
+            "lost; report ctx.progress(), return a result, or write into a table of yours"
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = setdefault = pop = clear = _refuse
+
+    def __reduce__(self) -> Any:
+        return ReadOnlyMeta, (dict(self),)
+
+
 def _never() -> bool:
     return False
+
+
+def _unlimited() -> None:
+    return None
+
+
+def _goes_on() -> None:
+    return None
 
 
 def _ignore(_: Progress) -> None: ...
@@ -119,14 +143,17 @@ class JobContext:
     """The Session or AsyncSession of a transactional handler, else None.  Writes through it commit
     together with the job's completion, or not at all."""
     cancelled: Callable[[], bool] = field(default=_never, repr=False)
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    """The data given by ``task.options(meta=...)`` and ``queue.on_enqueue`` at enqueue."""
+    meta: Mapping[str, Any] = field(default_factory=ReadOnlyMeta)
+    """The data given by ``task.options(meta=...)`` and ``queue.on_enqueue`` at enqueue.  A write
+    raises PgQueueError."""
     stopping: Callable[[], bool] = field(default=_never, repr=False)
     reporting: Callable[[Progress], None] = field(default=_ignore, repr=False)
     finishing: Finishing | None = field(default=None, repr=False)
     workflow_id: int | None = None
     """The workflow to which the job belongs."""
     steps: Steps | None = field(default=None, repr=False)
+    remaining: Callable[[], timedelta | None] = field(default=_unlimited, repr=False)
+    checking: Callable[[], None] = field(default=_goes_on, repr=False)
 
     @property
     def is_last_attempt(self) -> bool:
@@ -147,6 +174,33 @@ class JobContext:
             transaction of the handler has ended with its connection.
         """
         return self.cancelled()
+
+    def check(self) -> None:
+        """End the handler here if it should not go on; call it in a loop.  Sends no query.
+
+        For a handler whose work may begin again.  One that is to finish in the grace period of a
+        stop asks :meth:`is_cancelled`.
+
+        Raises:
+            Cancel: The job was cancelled, or another worker has taken it over.
+            TimeoutError: The timeout is over: the attempt is recorded as ``timeout``, and retried
+                as the policy says.
+            Suspended: The worker stops.  The job starts again on another worker, which uses up no
+                attempt.
+
+        Example:
+            >>> for line in lines:
+            ...     ctx.check()
+            ...     convert(line)
+        """
+        self.checking()
+
+    def time_left(self) -> timedelta | None:
+        """Return how long the handler may still run, until its timeout; zero after it.
+
+        None without a timeout.  Sends no query.
+        """
+        return self.remaining()
 
     def is_stopping(self) -> bool:
         """Return whether the worker was asked to stop; the grace period is then running.

@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.util import greenlet_spawn
 
 from pgqueue import schema
-from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
+from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES, SCALARS, Encoder
 from pgqueue.batches import OUTCOMES, ExtendedBatch, NewBatch, OpenBatch, in_words
 from pgqueue.checks import (
     AT_ONCE,
@@ -76,7 +76,9 @@ from pgqueue.rules.limits import (
 from pgqueue.rules.retention import DEFAULT_KEEP, Keep, Retention, keep_of
 from pgqueue.rules.ticks import checked_rule
 from pgqueue.schedules import (
+    Args,
     CatchUp,
+    Days,
     OverlapName,
     ScheduleOptions,
     Schedules,
@@ -119,6 +121,7 @@ class QueueOptions(TypedDict, total=False):
     queue_limits: Mapping[str, Limit | Sequence[Limit]] | None
     secret: str | None
     nodes: Sequence[str | URL] | None
+    encoders: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] | None
 
 
 class PgQueue(Operations):
@@ -144,6 +147,8 @@ class PgQueue(Operations):
         secret: The key that signs the tokens of :meth:`token`.
         nodes: The URLs of several databases that each have tables and workers of their own, or
             ``"citus"`` for the nodes of the Citus cluster in which ``bind`` is (:attr:`nodes`).
+        encoders: How arguments of types of the application are stored: a dict from each type to
+            two functions.  One returns plain JSON data, the other makes the value of this data.
 
     Raises:
         OptionError: An option has a wrong value.
@@ -172,6 +177,7 @@ class PgQueue(Operations):
         version: str = "",
         secret: str | None = None,
         nodes: Sequence[str | URL] | None = None,
+        encoders: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] | None = None,
     ) -> None:
         check_whole("PgQueue: ", "max_payload_bytes", max_payload_bytes, 1024, LARGEST_TEXT)
         self.notify = notify
@@ -186,6 +192,7 @@ class PgQueue(Operations):
                 "PgQueue: secret must be a text that is not empty; give random characters"
             )
         self._secret = secret
+        self.encoders = _checked_encoders({} if encoders is None else encoders)
         self._nodes = nodes if nodes is None or nodes == CITUS else checked_nodes(nodes)
         self.schedules = Schedules(self.tasks, self.find, application)
         self.attempt_callbacks: list[AttemptCallback] = []
@@ -652,8 +659,9 @@ class PgQueue(Operations):
         *,
         every: timedelta | None = None,
         timezone: str = "UTC",
+        days: Days = "or",
         name: str | None = None,
-        args: tuple[Any, ...] | Mapping[str, Any] = (),
+        args: Args = (),
         catch_up: CatchUp = "last",
         overlap: OverlapName = "allow",
         **options: Unpack[ScheduleOptions],
@@ -669,13 +677,18 @@ class PgQueue(Operations):
             cron: Five fields, minute, hour, day of month, month, day of week, in the local time of
                 ``timezone``.  A time that is skipped when the clocks change runs once, at the end
                 of the gap.  A time that comes twice runs once, the first time.  An expression whose
-                hour is ``*`` runs in each hour that passes.
+                hour is ``*`` runs in each hour that passes.  ``@hourly``, ``@daily``, ``@weekly``,
+                ``@monthly`` and ``@yearly`` are short forms.
+            days: What a day must match if the expression has a day of the month and a day of the
+                week: "or", as in cron, one of the two; "and", as in Celery, both.
             every: Instead of ``cron``, an interval of at least a second, counted from 1970-01-01
                 00:00 UTC.
             timezone: The IANA name of a zone.
             name: The name of the schedule, by default that of the task; the second schedule of a
                 task needs one.
-            args: The arguments of the jobs: a tuple, or a dict by name.
+            args: The arguments of the jobs: a tuple, or a dict by name; or a function that takes
+                the tick, in the zone of the schedule, and returns one of them, or None for a tick
+                without a job.
             catch_up: How many missed ticks get a job when a worker runs again.  "last": one; a
                 number up to 1000: the last so many; "none": none that is more than a minute late.
             overlap: What happens to a tick while the job of the tick before is unfinished: "allow"
@@ -699,7 +712,7 @@ class PgQueue(Operations):
 
         def declare(task: T) -> T:
             own = name or str(getattr(task, "name", "of a function"))
-            rule = checked_rule(f"schedule {own}: ", cron, every, timezone)
+            rule = checked_rule(f"schedule {own}: ", cron, every, timezone, days)
             new = declaration(task, rule, own, args, catch_up, overlap, options)
             self.schedules.declare(task, new)
             return task
@@ -1155,6 +1168,25 @@ def _refuse_async(bind: Any) -> None:
             "or an Engine of create_engine(url.set(drivername='postgresql+psycopg')); "
             "enqueue_async takes an AsyncSession on any engine of that database"
         )
+
+
+def _checked_encoders(given: Any) -> dict[type, Encoder]:
+    if not isinstance(given, Mapping):
+        raise OptionError(f"PgQueue: encoders is {given!r:.80}; give a dict by types")
+    encoders: dict[type, Encoder] = {}
+    for kind, pair in given.items():
+        if not isinstance(kind, type) or kind in (*SCALARS, list, tuple, set, frozenset, dict):
+            raise OptionError(
+                f"PgQueue: encoders has {kind!r:.80}; give a type of your own: the types of Python "
+                "are stored without an encoder"
+            )
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))):
+            raise OptionError(
+                f"PgQueue: encoders has for {kind.__name__} {pair!r:.80}; give two functions: "
+                "(to_json, from_json)"
+            )
+        encoders[kind] = Encoder(*pair)
+    return encoders
 
 
 def _checked_queues(keep: Mapping[str, Keep | timedelta | None]) -> dict[str, Keep]:

@@ -83,6 +83,7 @@ class TaskOptions(TypedDict, total=False):
     memory_limit: int | None
     secret_args: Sequence[str]
     on_failed: Callable[[int], Any] | None
+    on_success: Callable[..., Any] | None
     results: Literal["optional", "required"]
     keep: Keep | timedelta | None
     limit: Limit | Sequence[Limit]
@@ -121,6 +122,8 @@ class WorkerOptions(TypedDict, total=False):
     ahead: int
     statistics: bool
     log_jobs: Literal["info", "debug"] | None
+    max_jobs: int | None
+    max_idle: timedelta | None
 
 
 def seconds(stored: Any, of_task: timedelta | None) -> timedelta:
@@ -292,6 +295,12 @@ class Options:
         anything,
         "a task to enqueue with the id of a job that has failed for good, in the commit that "
         "records the failure",
+    )
+    on_success: Any = option(
+        None,
+        anything,
+        "a task to enqueue with the id of a job that has succeeded, and with its result if it has "
+        "a parameter `result`, in the commit that records the success",
     )
     results: Literal["optional", "required"] = option(
         "optional",
@@ -511,6 +520,20 @@ class OptionsOfWorker:
         by_default="only failures are logged",
         is_for="worker",
     )
+    max_jobs: int | None = option(
+        None,
+        optional(whole(1, 1_000_000_000)),
+        "after how many attempts the worker stops; those that run then end too",
+        by_default="it runs until it is stopped",
+        is_for="worker",
+    )
+    max_idle: timedelta | None = option(
+        None,
+        optional(span_between(timedelta(milliseconds=10), A_YEAR)),
+        "after how long without a job the worker stops",
+        by_default="it runs until it is stopped",
+        is_for="worker",
+    )
 
     @classmethod
     def checked(
@@ -591,11 +614,11 @@ ELSEWHERE = {
     "eta": "give run_at, a datetime with a time zone",
     "expires": "give expires_in, a timedelta",
     "job_timeout": "give timeout, a timedelta",
-    "link": "enqueue the next job at the end of the handler, in its session",
+    "link": "give on_success to the task, or enqueue the next job in the handler's session",
     "rate_limit": "give limit=Limit(..., per=...), which holds for all workers",
     "result_ttl": "give keep, a timedelta",
     "retry_backoff": "give retry=Retry.exponential(...)",
-    "soft_time_limit": "give timeout, and look at ctx.is_cancelled() in the handler",
+    "soft_time_limit": "give timeout, and call ctx.check() in the loops of the handler",
     "time_limit": "give timeout, and executor='process' to have the handler killed",
 }
 """Options of Celery and RQ, and what does their work here."""

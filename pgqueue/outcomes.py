@@ -38,9 +38,14 @@ class Discard(Exception):
         self.reason = reason
 
 
+class TimeIsUp(TimeoutError):
+    """Raised by ``ctx.check()`` after the timeout of the attempt, which is recorded as timed
+    out."""
+
+
 class Suspended(BaseException):
-    """Raised through a handler by ``ctx.sleep()``, and by ``ctx.each()`` at a stop: the job goes on
-    later, from the beginning of its handler.
+    """Raised through a handler by ``ctx.sleep()``, and by ``ctx.each()`` and ``ctx.check()`` at a
+    stop: the job goes on later, from the beginning of its handler.
 
     No ``except Exception`` catches it, and ``finally`` runs.  A middleware that catches every
     ``BaseException`` raises it again.
@@ -179,6 +184,8 @@ class Succeeded:
     """The handler returned; ``result`` is its return value, as JSON."""
 
     result: Any = None
+    is_followed: bool = False
+    """Whether the settle enqueues a follow-up."""
     keeps_writes: ClassVar[bool] = True
     """Whether what the handler wrote through its Session is committed with this outcome."""
 
@@ -290,5 +297,10 @@ Outcome = (
 
 
 def is_plain_success(outcome: Outcome) -> bool:
-    """Whether the attempt succeeded without a result to store: the common case."""
-    return isinstance(outcome, Succeeded) and outcome.result is None
+    """Whether the attempt succeeded with no result to store and no follow-up: the common case."""
+    return isinstance(outcome, Succeeded) and outcome.result is None and not outcome.is_followed
+
+
+def may_be_deleted(outcome: Outcome) -> bool:
+    """Whether a job that is not kept is deleted with this outcome, without a settle."""
+    return isinstance(outcome, Succeeded) and not outcome.is_followed

@@ -129,9 +129,16 @@ def is_secret(annotation: Any, *, within: tuple[Any, ...] = ()) -> bool:
 
 
 def unmaskable(
-    annotation: Any, *, is_inside: bool = False, within: tuple[Any, ...] = ()
+    annotation: Any,
+    *,
+    is_inside: bool = False,
+    more: tuple[type, ...] = (),
+    within: tuple[Any, ...] = (),
 ) -> type[Any] | None:
-    """Return a type inside a :data:`Secret` whose values errors quote in other forms."""
+    """Return a type inside a :data:`Secret` whose values errors quote in other forms.
+
+    ``more``: further types of this kind.
+    """
     if annotation in within:
         return None
     is_inside = is_inside or _MARK in getattr(annotation, "__metadata__", ())
@@ -139,12 +146,12 @@ def unmaskable(
     if (
         is_inside
         and isinstance(kind, type)
-        and issubclass(kind, UNMASKABLE)
+        and issubclass(kind, (*UNMASKABLE, *more))
         and not hasattr(kind, "__required_keys__")  # a TypedDict is a record
     ):
         return kind
     inner = (
-        unmaskable(part, is_inside=is_inside, within=(*within, annotation))
+        unmaskable(part, is_inside=is_inside, more=more, within=(*within, annotation))
         for part in _parts(annotation)
     )
     return next((found for found in inner if found is not None), None)

@@ -1,15 +1,16 @@
 """Schedules: those that the code declares, and the operations on the rows of all."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice, takewhile
 from typing import Any, Literal, TypedDict, Unpack
 
 from sqlalchemy import Connection
 
 from pgqueue import redaction
-from pgqueue.checks import TASK_NAME
+from pgqueue.checks import TASK_NAME, check, optional, start
 from pgqueue.database.callers import AnySession, executor, in_transaction, translated_errors
 from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.errors import DuplicateSchedule, OptionError, TaskDefinitionError, UnknownOption
@@ -20,17 +21,27 @@ from pgqueue.rules.ticks import (
     checked_overlap,
     checked_rule,
     next_after,
+    zone_of,
 )
-from pgqueue.tasks import Task
+from pgqueue.tasks import PreparedJob, Task
 from pgqueue.tasks.address import module_of
 
 logger = redaction.logger(__name__)
 
 CatchUp = Literal["none", "last"] | int
 OverlapName = Literal["allow", "skip", "wait"]
+Days = Literal["or", "and"]
+MICROSECOND = timedelta(microseconds=1)
 
 META_KEY = "schedule"
 """The key of a job's meta with the name of its schedule and its tick."""
+MAKES_ARGS = "makes_args"
+"""Among the stored options: the code declares a function that makes the arguments of a tick."""
+MOST_BACKFILLED = 10_000
+
+ArgsMaker = Callable[[datetime], tuple[Any, ...] | Mapping[str, Any] | None]
+"""Returns the arguments of the job of a tick; None: the tick has no job."""
+Args = tuple[Any, ...] | Mapping[str, Any] | ArgsMaker
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -56,6 +67,7 @@ class Declaration:
     args: str
     options: Mapping[str, Any]
     declared_in: str | None = None
+    make_args: ArgsMaker | None = None
 
     def columns(self) -> dict[str, Any]:
         """The values of the columns that an application chooses."""
@@ -78,6 +90,7 @@ class Declaration:
             "cron": self.rule.cron,
             "every": None if every is None else every.total_seconds(),
             "timezone": self.rule.timezone,
+            "days": self.rule.days,
             "catch_up": self.catch_up,
             "overlap": self.overlap,
             "args": json.loads(self.args),
@@ -115,6 +128,7 @@ class Schedules:
         name: str,
         every: timedelta | None = None,
         timezone: str = "UTC",
+        days: Days = "or",
         args: tuple[Any, ...] | Mapping[str, Any] = (),
         catch_up: CatchUp = "last",
         overlap: OverlapName = "allow",
@@ -142,8 +156,13 @@ class Schedules:
         Example:
             >>> queue.schedules.add(session, mail, "0 9 * * 1", name="ann", args=("ann@",))
         """
-        rule = checked_rule(f"schedule {name}: ", cron, every, timezone)
+        rule = checked_rule(f"schedule {name}: ", cron, every, timezone, days)
         new = declaration(task, rule, name, args, catch_up, overlap, options)
+        if new.make_args is not None:
+            raise OptionError(
+                f"schedule {name}: args is a function, which the table cannot store; give a tuple "
+                "or a dict, or declare the schedule in the code with @queue.schedule"
+            )
         rows = ScheduleRows(in_transaction(session, f"schedule {name}"))
         rows.add(self._new_row(new, rows.now()))
 
@@ -156,6 +175,7 @@ class Schedules:
         *,
         every: timedelta | None = None,
         timezone: str | None = None,
+        days: Days | None = None,
         args: tuple[Any, ...] | Mapping[str, Any] | None = None,
         catch_up: CatchUp | None = None,
         overlap: OverlapName | None = None,
@@ -185,7 +205,11 @@ class Schedules:
         state = rows.locked(name)
         if cron is None and every is None:
             cron, every = state.cron, state.every
-        rule = checked_rule(where, cron, every, _given_or(timezone, state.timezone))
+            own_days: str = state.days if days is None else days
+        else:
+            own_days = "or" if days is None else days
+        zone = _given_or(timezone, state.timezone)
+        rule = checked_rule(where, cron, every, zone, own_days)
         number = state.catch_up if catch_up is None else checked_catch_up(where, catch_up)
         values: dict[str, Any] = {
             **asdict(rule),
@@ -195,12 +219,12 @@ class Schedules:
         if args is not None or options:
             call = rows.call(name)
             task = self._find(call.task)
+            merged = {**json.loads(call.options), **checked_options(task, name, options)}
             if args is not None:
                 values["args"] = task.stored(args)
-            if options:
-                merged = {**json.loads(call.options), **checked_options(task, name, options)}
-                values["options"] = json.dumps(merged)
-        if rule != ScheduleRule(state.cron, state.every, state.timezone):
+                merged.pop(MAKES_ARGS, None)
+            values["options"] = json.dumps(merged)
+        if rule != rule_of(state):
             values["next_at"] = next_after(rule, state.read_at, state.last_tick_at)
         rows.change(name, values)
 
@@ -270,9 +294,97 @@ class Schedules:
         """
         connection = executor(session)
         commit_in_two_phases(connection)
-        call = ScheduleRows(connection).call(name)
-        task = task_of_schedule(self._find(call.task), name, call.options, tick=None)
-        return task.enqueue_prepared(connection, task.prepared(call.args))
+        rows = ScheduleRows(connection)
+        call, state = rows.call(name), rows.state(name)
+        task = self._find(call.task)
+        job = self.prepared(task, state, call.args, call.options, tick=None)
+        if job is None:
+            raise OptionError(
+                f"schedule {name}: the function of its arguments has returned None, so it has no "
+                "job now"
+            )
+        return task.enqueue_prepared(connection, job)
+
+    @translated_errors()
+    def backfill(
+        self,
+        session: AnySession,
+        name: str,
+        since: datetime,
+        until: datetime | None = None,
+    ) -> Sequence[int]:
+        """Enqueue a job for each tick of a time that has passed, whether it was fired or not.
+
+        The jobs are those of ticks, with the tick in ``ctx.meta["schedule"]``, and are due now.
+        The next tick stays where it is.  A unique key of the task holds here too.
+
+        Args:
+            session: A Session or Connection.
+            name: The schedule.
+            since: The first tick is at this time or later.
+            until: The last tick is before this time.  None: now.
+
+        Returns:
+            The ids of the jobs, in the order of their ticks.
+
+        Raises:
+            ScheduleNotFound: There is no such schedule.
+            OptionError: A time has no zone or is yet to come, or there are more than 10,000 ticks.
+            UnknownTask: This application does not have the task.
+
+        Example:
+            >>> queue.schedules.backfill(session, "report:7", datetime(2030, 1, 1, tzinfo=UTC))
+        """
+        where = f"backfill of schedule {name}: "
+        check(where, "since", since, start)
+        check(where, "until", until, optional(start))
+        connection = in_transaction(session, f"backfill of schedule {name}")
+        commit_in_two_phases(connection)
+        rows = ScheduleRows(connection)
+        call, state = rows.call(name), rows.state(name)
+        end = state.read_at if until is None else until
+        for given, time in (("since", since), ("until", end)):
+            if time > state.read_at:
+                raise OptionError(f"{where}{given} is {time}, which is yet to come")
+        passed = takewhile(lambda tick: tick < end, state.rule.ticks(since - MICROSECOND))
+        ticks = [*islice(passed, MOST_BACKFILLED + 1)]
+        if len(ticks) > MOST_BACKFILLED:
+            raise OptionError(
+                f"{where}there are more than {MOST_BACKFILLED:,} ticks, up to {ticks[-2]} so many; "
+                "give a shorter time, and commit before the next"
+            )
+        task = self._find(call.task)
+        jobs = [self.prepared(task, state, call.args, call.options, tick=tick) for tick in ticks]
+        return [task.enqueue_prepared(connection, job) for job in jobs if job is not None]
+
+    def prepared(
+        self,
+        task: Task[..., Any],
+        state: ScheduleState,
+        args: str,
+        options: str,
+        *,
+        tick: datetime | None,
+    ) -> PreparedJob | None:
+        """Return the job of a tick, or of now; None if the function of its arguments wants none.
+
+        Raises OptionError if the code of this application does not have the function.
+        """
+        stored: dict[str, Any] = json.loads(options)
+        if stored.pop(MAKES_ARGS, False):
+            declared = self.declared.get(state.name)
+            if declared is None or declared.make_args is None:
+                raise OptionError(
+                    f"schedule {state.name}: its arguments are made by a function, which this "
+                    "version of the application does not declare"
+                )
+            made = declared.make_args((tick or state.read_at).astimezone(zone_of(state.timezone)))
+            if made is None:
+                return None
+            args = task.stored(made)
+        about = {"name": state.name, "tick": tick and tick.astimezone(UTC).isoformat()}
+        meta = {**stored.pop("meta", {}), META_KEY: about}
+        return task.options(**stored, meta=meta).prepared(args)
 
     @translated_errors()
     def list(self, session: AnySession) -> "list[ScheduleState]":
@@ -307,6 +419,30 @@ class Schedules:
         for new in self.differing(connection):
             self.write(connection, new)
         self.pause_undeclared(connection)
+
+    def unwritten(self, written: Collection[str], now: datetime) -> Sequence[ScheduleState]:
+        """Return the schedules of the code that no worker has written so far, as a worker that
+        started now would write them.
+
+        ``written``: the names of the rows.  ``now``: the time of the database.
+        """
+        return [
+            ScheduleState(
+                name=name,
+                task=new.task,
+                **asdict(new.rule),
+                catch_up=new.catch_up,
+                overlap=new.overlap,
+                declared_in=new.declared_in,
+                next_at=next_after(new.rule, now, None),
+                last_tick_at=None,
+                last_job_id=None,
+                paused_at=None,
+                read_at=now,
+            )
+            for name, new in sorted(self.declared.items())
+            if name not in written
+        ]
 
     def differing(self, connection: Connection) -> Sequence[Declaration]:
         """Return the schedules of the code that the rows do not have as they are declared."""
@@ -352,7 +488,7 @@ class Schedules:
         came_back = row.declaration is None
         if came_back:
             values["paused_at"] = None
-        if came_back or declared.rule != ScheduleRule(state.cron, state.every, state.timezone):
+        if came_back or declared.rule != rule_of(state):
             values["next_at"] = next_after(declared.rule, state.read_at, state.last_tick_at)
         rows.change(declared.name, values)
         logger.info("schedule %s: changed to what the code declares", declared.name)
@@ -403,14 +539,19 @@ def declaration(
             "max_attempts, unique_key, meta and tags to the schedule, and others to the task"
         )
     number = checked_catch_up(where, catch_up)
+    checked = checked_options(task, name, options)
+    make_args = args if callable(args) else None
+    if make_args is not None:
+        checked[MAKES_ARGS] = True
     return Declaration(
         name=name,
         task=task.name,
         rule=rule,
         catch_up=number,
         overlap=checked_overlap(where, overlap, number),
-        args=task.stored(args),
-        options=checked_options(task, name, options),
+        args="{}" if make_args is not None else task.stored(args),
+        options=checked,
+        make_args=make_args,
     )
 
 
@@ -435,14 +576,9 @@ def checked_options(task: Task[..., Any], name: str, options: Mapping[str, Any])
     return plain
 
 
-def task_of_schedule(
-    task: Task[..., Any], name: str, options: str, *, tick: datetime | None
-) -> Task[..., Any]:
-    """Return the task with the options of a schedule, which its job's meta names."""
-    stored: dict[str, Any] = json.loads(options)
-    about = {"name": name, "tick": tick and tick.astimezone(UTC).isoformat()}
-    meta = {**stored.pop("meta", {}), META_KEY: about}
-    return task.options(**stored, meta=meta)
+def rule_of(state: ScheduleState) -> ScheduleRule:
+    """The rule of a row, as it stands there."""
+    return ScheduleRule(state.cron, state.every, state.timezone, state.days)
 
 
 def _given_or(given: str | None, before: str) -> str:

@@ -40,7 +40,7 @@ def test_type_checkers_know_the_declared_options_and_no_others() -> None:
 
 
 def test_type_checkers_know_the_declared_types() -> None:
-    narrower = {"name", "unique_key", "on_failed", "keep"}
+    narrower = {"name", "unique_key", "on_failed", "on_success", "keep"}
 
     for of, declarations in (
         (TaskOptions, Options),

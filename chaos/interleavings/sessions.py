@@ -14,7 +14,7 @@ from chaos.interleavings.logical_workers import ERROR, TASKS, pairs, settle_in
 from chaos.interleavings.scheduler import Stepper, stop_before_statements
 from pgqueue import Job, PgQueue
 from pgqueue.database.opening import driver_connection
-from pgqueue.errors import JobNotFound
+from pgqueue.errors import JobNotFound, OptionError
 from pgqueue.outcomes import Exhausted, Failed, Outcome, Released, Retried, Succeeded
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.jobs import Change, Jobs
@@ -172,11 +172,16 @@ class ScriptedSession:
         return self.operate(requeue)
 
     def delete(self) -> None:
+        """A job that runs, or that a worker is about to start, is refused and stays."""
         with Session(self.main, join_transaction_mode="control_fully") as session:
             job = session.get(Job, self.job.job_id)
-            if job is not None:
-                session.delete(job)
-            session.commit()
+            try:
+                if job is not None:
+                    session.delete(job)
+                session.commit()
+            except OptionError:
+                session.rollback()
+                return
         self.job.is_deleted = True
 
     def declare_dead(self) -> None:

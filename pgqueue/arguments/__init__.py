@@ -10,6 +10,7 @@ or more, which becomes the equal int.  Of duplicate keys, which only foreign SQL
 counts.
 """
 
+from pgqueue.arguments.forms import SCALARS, Encoder
 from pgqueue.arguments.payload import Payload, in_batch
 from pgqueue.arguments.refusals import MAX_DEPTH, OtherVersion
 from pgqueue.arguments.text import LARGEST_TEXT, MAX_PAYLOAD_BYTES
@@ -18,6 +19,8 @@ __all__ = [
     "LARGEST_TEXT",
     "MAX_DEPTH",
     "MAX_PAYLOAD_BYTES",
+    "SCALARS",
+    "Encoder",
     "OtherVersion",
     "Payload",
     "in_batch",

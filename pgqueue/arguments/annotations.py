@@ -12,7 +12,7 @@ from pydantic_core import SchemaValidator
 from pydantic_core import core_schema as core
 
 from pgqueue.arguments import forms
-from pgqueue.arguments.forms import Form
+from pgqueue.arguments.forms import Encoder, Form
 from pgqueue.arguments.refusals import CannotTravel
 
 _INJECTED = {"Session", "AsyncSession", "scoped_session", "async_scoped_session", "JobContext"}
@@ -21,7 +21,9 @@ _INJECTED = {"Session", "AsyncSession", "scoped_session", "async_scoped_session"
 class Annotations:
     """Reads the annotations of one signature."""
 
-    def __init__(self) -> None:
+    def __init__(self, encoders: Mapping[type, Encoder]) -> None:
+        """``encoders``: those of types of the application."""
+        self._encoders = encoders
         self._named: dict[Any, Form] = {}
         self._definitions: list[core.CoreSchema] = []
 
@@ -68,6 +70,8 @@ class Annotations:
         return self._named[named]
 
     def _class(self, kind: Any) -> Form:
+        if kind in self._encoders:
+            return forms.own_type_of(kind, self._encoders[kind])
         if hasattr(kind, "__mapper__"):
             raise CannotTravel(
                 f"is the ORM class {kind.__name__}, whose objects belong to one session: "
@@ -148,8 +152,8 @@ def _no_form(annotation: Any) -> CannotTravel:
         return CannotTravel(f"is a {name}, which is injected: put it first in the signature")
     return CannotTravel(
         f"is annotated {name}, which JSON cannot carry: annotate a type that can travel "
-        "(str, int, list[...], UUID, a dataclass, ...), or pass an id and load the object "
-        "in the task"
+        "(str, int, list[...], UUID, a dataclass, ...), pass an id and load the object in the "
+        "task, or say how to write it with PgQueue(encoders=...)"
     )
 
 

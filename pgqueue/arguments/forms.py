@@ -194,6 +194,39 @@ def dataclass_of(kind: Any, fields: Mapping[str, Form], required: Set[str]) -> F
     return _two_ways(before(parts_of, stored), after(made, stored))
 
 
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """How the application writes and reads values of a type of its own."""
+
+    write: Callable[[Any], Any]
+    """Returns plain JSON data."""
+    read: Callable[[Any], Any]
+    """Makes the value of this data."""
+
+
+def own_type_of(kind: type, encoder: Encoder) -> Form:
+    """A type of the application, which its encoder writes and reads."""
+
+    def write(value: Any) -> Any:
+        # A subclass would be read back as its base.
+        if type(value) is not kind:
+            raise WrongType.of(f"must be a {kind.__name__}", value)
+        return JsonCopy().of(_called(encoder.write, value, kind, "written"))
+
+    def read(value: Any) -> Any:
+        return _called(encoder.read, value, kind, "read")
+
+    return _two_ways(with_function(write), with_function(read))
+
+
+def _called(function: Callable[[Any], Any], value: Any, kind: type, how: str) -> Any:
+    try:
+        return function(value)
+    except Exception as error:  # the application's code
+        what = f"cannot be {how} as a {kind.__name__}: its encoder raised"
+        raise Refusal(f"{what} {type(error).__name__}") from error
+
+
 def model_of(kind: Any) -> Form:
     """A pydantic model, which pydantic writes and reads by its own rules."""
 

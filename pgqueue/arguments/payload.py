@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pgqueue.arguments import text as json_text
 from pgqueue.arguments.annotations import Annotations
-from pgqueue.arguments.forms import Form
+from pgqueue.arguments.forms import Encoder, Form
 from pgqueue.arguments.json_copy import JsonCopy, nests_too_deep
 from pgqueue.arguments.refusals import (
     TOO_DEEP,
@@ -24,6 +24,7 @@ from pgqueue.errors import ArgumentsError, PayloadError, TaskDefinitionError
 
 T = TypeVar("T")
 NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_ENCODERS: Mapping[type, Encoder] = MappingProxyType({})
 STORED = "stored argument"
 
 
@@ -34,7 +35,7 @@ class Payload:
     ``dumps`` checks what text can hold: store nothing that has not passed both.
 
     ``injected``: how many parameters at the beginning are not stored.  ``renamed`` maps names that
-    parameters had before to those they have now.
+    parameters had before to those they have now.  ``encoders``: of types of the application.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Payload:
         injected: int,
         hints: Mapping[str, Any],
         renamed: Mapping[str, str] = NOTHING,
+        encoders: Mapping[type, Encoder] = NO_ENCODERS,
     ) -> None:
         self.task_name = task_name
         self._stored = f"task {task_name}: the stored arguments"
@@ -52,7 +54,7 @@ class Payload:
         self.names = self._signature.names
         self.bind = self._signature.bind
         self._renamed = renamed
-        annotations = Annotations()
+        annotations = Annotations(encoders)
         self._forms: dict[str, Form] = {}
         for name in self.names:
             try:

@@ -47,6 +47,8 @@ class WrongType(Refusal):
     @classmethod
     def of(cls, what: str, value: Any) -> "WrongType":
         remedy = "convert the value, or annotate the parameter with the type it has"
+        if (annotation := _ANNOTATIONS.get(type(value).__name__)) is not None:
+            remedy += f", as {annotation}"
         if hasattr(type(value), "__mapper__"):
             remedy = (
                 "an ORM object belongs to its session; pass its primary key, load it in the task"
@@ -110,6 +112,15 @@ def _refusal_at(steps: list[int | str], found: ErrorDetails) -> Refusal:
             return WrongType.of(f"must be {what}", found["input"])
     return Refusal("holds text that is not of the declared type")
 
+
+_SCALARS = ("UUID", "datetime", "date", "time", "timedelta", "Decimal", "bytes")
+_ANNOTATIONS = {
+    "tuple": "tuple[int, str]",
+    "set": "set[str]",
+    "frozenset": "frozenset[str]",
+    **{name: f"{name}, or list[{name}]" for name in _SCALARS},
+}
+"""What to write for a value whose type can travel, by the name of the type."""
 
 _TYPES = {
     "string_type": "a str",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from pgqueue.checks import check_queue_name
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.app_options import Decorator
 from pgqueue.cli.nodes import on_nodes
@@ -20,6 +21,7 @@ from pgqueue.cli.options import (
     as_job_id,
     as_span,
     chosen_jobs,
+    complete_queue,
     hint_at_names,
     on_database,
     on_database_with_json,
@@ -33,6 +35,7 @@ from pgqueue.models import JobStatus
 from pgqueue.nodes import Node
 from pgqueue.operations.actions import ACTIONS
 from pgqueue.redaction import redacted, redacted_data
+from pgqueue.rules.served_queues import serves
 from pgqueue.terminal import as_data, harmless, print_json, print_table
 from pgqueue.views import QueueView, ScheduleView
 from pgqueue.views.findings import words_for_overdue, words_for_unknown, words_for_unreadable
@@ -132,6 +135,13 @@ def _queue(one: QueueView) -> dict[str, Any]:
     }
 
 
+def _empty(name: str) -> dict[str, Any]:
+    """A queue that has no jobs."""
+    unknown = dict.fromkeys(("oldest_due_age", "in_per_minute", "out_per_minute", "empty_in"))
+    jobs = dict.fromkeys((status.value for status in JobStatus), 0)
+    return {"name": name, "is_paused": False, **unknown, "jobs": jobs}
+
+
 def _worker(worker: WorkerState) -> dict[str, Any]:
     first = (
         "id",
@@ -176,14 +186,17 @@ def _runs(view: ScheduleView) -> list[_Run]:
 def _note(run: _Run) -> str:
     if run.number > 0:
         return ""
+    if not run.view.is_written:
+        return "of the code; the next worker that starts writes it"
     return "paused" if run.view.state.paused_at else "" if run.at else "no next run"
 
 
 def _schedule(queue: PgQueue, view: ScheduleView) -> dict[str, Any]:
     state = view.state
-    same = ("name", "task", "cron", "every", "timezone", "catch_up", "overlap", "declared_in")
+    same = ("name", "task", "cron", "every", "timezone", "days", "catch_up", "overlap")
     return {
-        **{name: getattr(state, name) for name in same},
+        **{name: getattr(state, name) for name in (*same, "declared_in")},
+        "is_written": view.is_written,
         "is_paused": state.paused_at is not None,
         "last_tick_at": state.last_tick_at,
         "last_job_id": state.last_job_id,
@@ -253,7 +266,7 @@ SCHEDULES = View(
     otherwise="No schedules.",
     document=_schedule,
     lines=_runs,
-    warning=lambda queue, view: words_for_overdue(queue, view.state),
+    warning=lambda queue, view: words_for_overdue(queue, view.state) if view.is_written else None,
 )
 
 LIMITS = View(
@@ -411,27 +424,46 @@ def _added_up(name: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 @click.command()
 @click.option("--exact", is_flag=True, help="Count the succeeded too, however many there are.")
+@click.option(
+    "--queue",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    shell_complete=complete_queue,
+    help="Only this queue and the workers that serve it; may be repeated.",
+)
 @on_database_with_json
 @on_nodes(_status_of_all)
-def status(given: CliState, /, exact: bool, as_json: bool) -> list[dict[str, Any]]:
+def status(
+    given: CliState, /, exact: bool, names: Sequence[str], as_json: bool
+) -> list[dict[str, Any]]:
     """Show the number of jobs by queue and status, and the live workers.
 
     A job is running as soon as it is claimed.  A worker with quick jobs claims more than it has
     slots; the number of jobs claimed ahead is shown below the table.  The last columns are computed
     of the last five minutes: jobs that became due, and jobs that were claimed, a minute; and when
-    no job is due if this goes on.
+    no job is due if this goes on.  A queue that is named stands there also if it has no jobs.
 
     \b
     Example:  pgqueue --app shop.jobs:queue status
+              pgqueue --app shop.jobs:queue status --queue mail --json
     """
+    for name in names:
+        check_queue_name(name)
     queue = given.database()
     with opened(queue) as session:
         health = queue.views.health(session)
         about = health.about_jobs()
         are_all_counted = exact or about <= COUNTED
-        found_queues = queue.views.counted_queues(session, succeeded=are_all_counted)
+        found_queues = queue.views.counted_queues(
+            session, succeeded=are_all_counted, names=names or None
+        )
         queues = [*map(_queue, found_queues.queues)]
         live = queue.workers(session)
+        if names:
+            known = {one["name"]: one for one in queues}
+            queues = [known.get(name, _empty(name)) for name in dict.fromkeys(names)]
+            live = [one for one in live if any(serves(one.queues, name) for name in names)]
         unknown = health.unknown_tasks(queue.tasks) if queue.tasks else []
         unreadable = health.unreadable()
         paused = [task for task, _ in queue.views.paused_tasks(session, limit=MOST_PAUSED)]

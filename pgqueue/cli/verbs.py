@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -40,7 +40,7 @@ from pgqueue.cli.options import (
     together,
     which_jobs,
 )
-from pgqueue.errors import ScheduleNotFound
+from pgqueue.errors import OptionError, ScheduleNotFound
 from pgqueue.filter_line import LONGEST_MUTE, in_hex
 from pgqueue.job_queue import PgQueue
 from pgqueue.operations import ActionRun, Selection
@@ -411,7 +411,7 @@ def try_one(given: CliState, reason: str, as_json: bool, **conditions: Any) -> N
 SCHEDULE_VERBS = {
     action.name.removesuffix("_schedule"): action
     for action in ACTIONS.values()
-    if action.target is Target.SCHEDULE
+    if action.target is Target.SCHEDULE and action.name != "backfill_schedule"
 }
 """The methods of ``queue.schedules``, each with its action."""
 
@@ -469,6 +469,41 @@ def _schedule_command(verb: str) -> click.Command:
     return command
 
 
+@click.command("backfill")
+@click.argument("name")
+@click.option(
+    "--since", type=as_time, required=True, metavar="TIME", help="The first tick, or later."
+)
+@click.option("--until", type=as_time, metavar="TIME", help="Before this time, by default now.")
+@reason_option
+@on_database_with_json
+def backfill(
+    given: CliState,
+    name: str,
+    since: datetime,
+    until: datetime | None,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Enqueue a job for each tick of a schedule in a time that has passed.
+
+    Needs the app, whose tasks encode the arguments.  Ticks that were fired get another job.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue schedules backfill shop.jobs.nightly \\
+                --since 2030-01-01T00:00Z --until 2030-02-01T00:00Z
+    """
+    operator = operator_of(given.application(), reason)
+    try:
+        ids = operator.backfill_schedule(name, since, until)
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error
+    if as_json:
+        print_json({"schedule": name, "jobs": ids})
+    else:
+        click.echo(harmless(f"{name}: {len(ids):,} jobs enqueued"))
+
+
 def _change_schedule(queue: PgQueue, verb: str, name: str, *, reason: str) -> dict[str, Any]:
     with opened(queue) as session:
         declared = {one.name: one.declared_in for one in queue.schedules.list(session)}
@@ -516,6 +551,7 @@ def quiet(given: CliState, as_json: bool, reason: str, worker_ids: Sequence[UUID
 
 for verb in SCHEDULE_VERBS:
     schedules.add_command(_schedule_command(verb))
+schedules.add_command(backfill)
 
 COMMANDS = (
     *map(_command, JOB_VERBS.values()),

@@ -187,7 +187,8 @@ def worker(
             urls = [node.url.render_as_string(hide_password=False) for node in chosen]
             places = [{NODE: url} for url in urls] * processes
         if len(places) > 1:
-            sys.exit(ProcessGroup(places, until_empty=until_empty).run())
+            may_end = until_empty or options.get("max_idle") is not None
+            sys.exit(ProcessGroup(places, until_empty=may_end).run())
         os.environ.update(places[0])
     queue = given.application()
     if (url := os.environ.pop(NODE, None)) is not None:

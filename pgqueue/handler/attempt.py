@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from threading import Event, Lock
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -12,12 +13,12 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
-from pgqueue.context import Finishing, JobContext, Progress, Steps
+from pgqueue.context import Finishing, JobContext, Progress, ReadOnlyMeta, Steps
 from pgqueue.database.keepalive import has_ended
 from pgqueue.database.opening import backend_pid, driver_connection
 from pgqueue.errors import PgQueueError
 from pgqueue.meta import read_meta, workflow_in
-from pgqueue.outcomes import AttemptEnd
+from pgqueue.outcomes import AttemptEnd, Cancel, Suspended, TimeIsUp
 from pgqueue.repository.claim import Claimed
 from pgqueue.tasks import Task
 
@@ -54,6 +55,8 @@ def context_of(
     reporting: Callable[[Progress], None],
     finishing: Finishing | None = None,
     steps: Steps | None = None,
+    remaining: Callable[[], timedelta | None],
+    checking: Callable[[], None],
 ) -> JobContext:
     """The context of a claimed job, in the worker or in a child process."""
     return JobContext(
@@ -64,12 +67,14 @@ def context_of(
         task=claimed.task,
         session=session,
         cancelled=cancelled,
-        meta=read_meta(claimed.meta),
+        meta=ReadOnlyMeta(read_meta(claimed.meta)),
         stopping=stopping,
         reporting=reporting,
         finishing=finishing,
         workflow_id=workflow_in(claimed.meta),
         steps=steps,
+        remaining=remaining,
+        checking=checking,
     )
 
 
@@ -275,6 +280,21 @@ class RunningAttempt:
         timeout = self.settings.timeout
         return None if timeout is None else self.started_at + timeout.total_seconds()
 
+    def check(self) -> None:
+        """End its handler, by raising, if it should not go on."""
+        if self.is_cancelled():
+            raise Cancel("the job was cancelled, or its attempt has ended")
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise TimeIsUp(f"the handler ran longer than {self.settings.timeout}")
+        if self.is_stopping():
+            raise Suspended(0.0)
+
+    def time_left(self) -> timedelta | None:
+        """How long its handler may still run; None without a timeout."""
+        if self.deadline is None:
+            return None
+        return timedelta(seconds=max(self.deadline - time.monotonic(), 0.0))
+
     @property
     def is_overdue(self) -> bool:
         """Whether its thread must be abandoned; never, if the handler is in a child process.
@@ -304,4 +324,6 @@ class RunningAttempt:
             reporting=self.report,
             finishing=self.finishing,
             steps=self.steps,
+            remaining=self.time_left,
+            checking=self.check,
         )

@@ -19,7 +19,7 @@ from pgqueue.handler.outcome import (
     unreadable,
 )
 from pgqueue.middleware import AsyncAround
-from pgqueue.outcomes import AttemptEnd, Failed, Outcome
+from pgqueue.outcomes import AttemptEnd, Failed, Outcome, TimeIsUp
 from pgqueue.repository.claim import Claimed
 from pgqueue.tasks import Task
 from pgqueue.tasks.duplicates import running_job
@@ -117,6 +117,7 @@ def _after_raised(
     end: AttemptEnd = AttemptEnd.FAILED,
 ) -> Outcome:
     if not context.is_finished:
+        end = AttemptEnd.TIMEOUT if isinstance(error, TimeIsUp) else end
         return after_error(task, claimed, error, end=end)
     reported = report(error, secrets=secrets_of(task, claimed))
     log_error_after_finish(task, claimed, reported)

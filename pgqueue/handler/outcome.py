@@ -35,6 +35,7 @@ from pgqueue.outcomes import (
     cause_of,
 )
 from pgqueue.repository.claim import Claimed
+from pgqueue.repository.follow_ups import ON_SUCCESS
 from pgqueue.repository.rescue import Rescued
 from pgqueue.repository.settle import Attempts
 from pgqueue.tasks import Task
@@ -88,7 +89,7 @@ def unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> O
 def outcome_of(task: Task[..., Any], claimed: Claimed, returned: Any) -> Outcome:
     """Return the outcome of an attempt whose handler has returned."""
     if returned is None:
-        return NOTHING_RETURNED
+        return Succeeded(is_followed=True) if is_followed(claimed) else NOTHING_RETURNED
     if isinstance(returned, RetryLater):
         return replace(_after_failure(task, claimed, returned), keeps_writes=True)
     if isinstance(returned, Cancel | Discard | Snooze):
@@ -112,7 +113,7 @@ def success(task: Task[..., Any], claimed: Claimed, result: Any) -> Succeeded:
     Raises PayloadError instead if the task requires its results.
     """
     try:
-        return Succeeded(storable_result(result))
+        return Succeeded(storable_result(result), is_followed(claimed))
     except PayloadError as error:
         unkept = str(error)
     if task.settings.results == "required":
@@ -127,7 +128,12 @@ def success(task: Task[..., Any], claimed: Claimed, result: Any) -> Succeeded:
         unkept,
         extra=log_fields(claimed),
     )
-    return Succeeded(unkept_result(unkept))
+    return Succeeded(unkept_result(unkept), is_followed(claimed))
+
+
+def is_followed(claimed: Claimed) -> bool:
+    """Whether another job follows the success of this one."""
+    return claimed.meta is not None and ON_SUCCESS in claimed.meta
 
 
 def unkept_result(reason: str) -> dict[str, str]:

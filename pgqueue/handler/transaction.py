@@ -25,7 +25,7 @@ from pgqueue.database.two_phase import commit_in_two_phases
 from pgqueue.database.unit_of_work import TransactionEnded
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.error_reports import log_fields
-from pgqueue.outcomes import Cancel, Cancelled, Outcome, Succeeded, is_plain_success
+from pgqueue.outcomes import Cancel, Cancelled, Outcome, is_plain_success, may_be_deleted
 from pgqueue.repository.claim import Claimed
 from pgqueue.repository.settle import Attempts
 from pgqueue.tasks.delaying import handler_session
@@ -141,7 +141,7 @@ def settle_in_transaction(
     ``is_kept``: whether the row of a succeeded job stays.  Returns how the job has ended, if it
     has.  Raises LeasePassedOn or CancelWins.
     """
-    is_deleted = not is_kept and isinstance(outcome, Succeeded)
+    is_deleted = not is_kept and may_be_deleted(outcome)
     if is_deleted and attempts.delete_one_success(claimed):
         return "succeeded"
     if is_plain_success(outcome):

@@ -31,6 +31,8 @@ class Schedule(Base):
     every: Mapped[timedelta | None] = mapped_column(Interval)
     timezone: Mapped[str] = mapped_column(server_default="UTC")
     """The IANA name of the zone whose clocks the cron expression means."""
+    days: Mapped[str] = mapped_column(server_default="or")
+    """Whether a day must match the day of the month "or" that of the week, or both: "and"."""
     catch_up: Mapped[int] = mapped_column(SmallInteger, server_default=text("1"))
     """How many missed ticks get a job: 0 for "none", 1 for "last"."""
     overlap: Mapped[str] = mapped_column(server_default="allow")
@@ -58,6 +60,7 @@ class Schedule(Base):
     __table_args__ = (
         CheckConstraint("(cron IS NULL) <> (every IS NULL)", name="schedules_rule"),
         CheckConstraint("every BETWEEN '1 second' AND '36525 days'", name="schedules_every"),
+        CheckConstraint("days IN ('or', 'and')", name="schedules_days"),
         CheckConstraint("catch_up BETWEEN 0 AND 1000", name="schedules_catch_up"),
         CheckConstraint("overlap IN ('allow', 'skip', 'wait')", name="schedules_overlap"),
         CheckConstraint("next_at > last_tick_at", name="schedules_tick"),

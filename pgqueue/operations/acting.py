@@ -480,6 +480,18 @@ class Operator:
             self._note(session, "trigger_schedule", {"schedule": name}, job_ids=[job_id])
         return job_id
 
+    def backfill_schedule(
+        self, name: str, since: datetime, until: datetime | None = None
+    ) -> Sequence[int]:
+        """Enqueue a job for each tick of a schedule in a time that has passed, as
+        :meth:`Schedules.backfill` does."""
+        with self._begin() as session:
+            ids = self.queue.schedules.backfill(session, name, since, until)
+            times = {"since": since.isoformat(), "until": until and until.isoformat()}
+            about: dict[str, Any] = {"options": times, "job_ids": ids}
+            self._note(session, "backfill_schedule", {"schedule": name}, **about)
+        return ids
+
     def remove_schedule(self, name: str) -> None:
         """Delete a schedule; its jobs stay.
 
@@ -715,6 +727,7 @@ class AsyncOperator:
     pause_schedule = _in_thread(Operator.pause_schedule)
     resume_schedule = _in_thread(Operator.resume_schedule)
     trigger_schedule = _in_thread(Operator.trigger_schedule)
+    backfill_schedule = _in_thread(Operator.backfill_schedule)
     remove_schedule = _in_thread(Operator.remove_schedule)
     quiet = _in_thread(Operator.quiet)
     restart_workflow = _in_thread(Operator.restart_workflow)

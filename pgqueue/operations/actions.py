@@ -412,6 +412,14 @@ _ON_OTHERS = (
         done="triggered",
     ),
     Action(
+        name="backfill_schedule",
+        command="schedules backfill",
+        target=Target.SCHEDULE,
+        right="schedules",
+        help="Enqueue a job for each tick of a schedule in a time that has passed.",
+        done="backfilled",
+    ),
+    Action(
         name="remove_schedule",
         command="schedules remove",
         target=Target.SCHEDULE,

@@ -1,4 +1,4 @@
-"""Follow-ups: the job that a failed job names in its meta, enqueued by the settle itself.
+"""Follow-ups: the job that a failed or succeeded job names in its meta, enqueued by the settle.
 
 The description is in the job and not in the worker, so any worker that settles or rescues the job
 can enqueue the follow-up, also one that does not know the task.
@@ -12,14 +12,28 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from pgqueue.meta import RESERVED
 from pgqueue.models import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY
 from pgqueue.repository.messages import DISPATCHED, MESSAGE_COLUMNS, message_rows
-from pgqueue.repository.tables import FAILED, clock, jobs, message_queue, pg, wake_up_call
+from pgqueue.repository.tables import (
+    FAILED,
+    SUCCEEDED,
+    clock,
+    jobs,
+    message_queue,
+    pg,
+    wake_up_call,
+)
 
 ON_FAILED = "pgqueue.on_failed"
-"""The key of the description in the meta of a job."""
+"""The key, in the meta of a job, of the description of what follows its failure."""
+ON_SUCCESS = "pgqueue.on_success"
+"""The same for its success."""
 
 MOST_ATTEMPTS_OF_FOLLOW_UP = 9999
 
-_KEY = sa.cast(sa.literal_column(f"'{ON_FAILED}'", sa.Text), sa.Text)
+_KEYS = {
+    FAILED: sa.cast(sa.literal_column(f"'{ON_FAILED}'", sa.Text), sa.Text),
+    SUCCEEDED: sa.cast(sa.literal_column(f"'{ON_SUCCESS}'", sa.Text), sa.Text),
+}
+_NO_RESULT = sa.literal_column("'{}'::jsonb", JSONB)
 
 # The description may be written by hand.  A value that the tables refuse would fail the settle of
 # a whole batch: such a description counts as none.
@@ -30,22 +44,26 @@ _MAX_ATTEMPTS = sa.literal_column("'^[1-9][0-9]{0,3}$'", sa.Text)
 
 
 def follow_up_messages(job: sa.CTE) -> sa.CTE:
-    """Insert the follow-ups of those settled jobs that have failed, and their messages.
+    """Insert the follow-ups of settled jobs that have failed or succeeded, and their messages.
 
     Wakes a sleeping worker, as an enqueue does.
     """
-    task, queue, argument = (_setting(job, name) for name in ("task", "queue", "argument"))
+    names = ("task", "queue", "argument", "result")
+    task, queue, argument, result = (_setting(job, name) for name in names)
+    own_result = pg.jsonb_build_object(result, job.c.result, type_=JSONB)
     values: dict[str, sa.ColumnElement[Any]] = {
         "queue": queue,
         "task": task,
-        "args": pg.jsonb_build_object(argument, job.c.id),
+        "args": pg.jsonb_build_object(argument, job.c.id, type_=JSONB).op("||")(
+            sa.case((result.is_not(None), own_result), else_=_NO_RESULT)
+        ),
         "priority": _number(_setting(job, "priority"), _PRIORITY, DEFAULT_PRIORITY),
         "max_attempts": _number(_setting(job, "max_attempts"), _MAX_ATTEMPTS, DEFAULT_MAX_ATTEMPTS),
         "run_at": clock(),
         "meta": _meta_of_the_application(job.c.meta),
     }
     rows = sa.select(*values.values()).where(
-        job.c.outcome == FAILED,
+        job.c.outcome.in_([*_KEYS]),
         task.regexp_match(_TASK_NAME),
         queue.regexp_match(_QUEUE_NAME),
         argument.is_not(None),
@@ -71,8 +89,9 @@ def _meta_of_the_application(meta: sa.ColumnElement[Any]) -> sa.ColumnElement[An
 
 
 def _setting(job: sa.CTE, name: str) -> sa.ColumnElement[str]:
+    key = sa.case(*((job.c.outcome == outcome, key) for outcome, key in _KEYS.items()))
     return pg.jsonb_extract_path_text(
-        job.c.meta, _KEY, sa.literal_column(f"'{name}'", sa.Text), type_=sa.Text
+        job.c.meta, key, sa.literal_column(f"'{name}'", sa.Text), type_=sa.Text
     )
 
 

@@ -636,17 +636,18 @@ class Jobs:
         settle or requeue still writes for the job are there to be deleted.  Raises OptionError for
         a job that runs: its handler would go on, and all of its writes would be lost at its end.
         """
-        self._run(lock_lease(), job_id)
+        has_lease = self._run(lock_lease(), job_id).first() is not None
         job = self._run(lock_job(), job_id).first()
         is_unfinished = job is not None and job.outcome is None
         if job is not None and is_unfinished and job.leased:
             raise _with_a_worker(job_id, job.task)
-        self._run(delete_lease(), job_id)
+        if has_lease:  # not one that a claim has made since: its settle may wait for the job
+            self._run(delete_lease(), job_id)
         self._run(delete_messages(), job_id)
         if job is not None and job.limit_keys is not None:
             self._run(delete_waiting_message(), job_id)
         self._run(unblock_job(), job_id)
-        # A claim that is not committed holds the message of the job.
+        # A claim that is not committed holds the message of the job, or one has just made a lease.
         if job is not None and is_unfinished and self._run(is_with_a_worker(), job_id).scalar():
             raise _with_a_worker(job_id, job.task)
         self._run(delete_records(), job_id)

@@ -42,6 +42,7 @@ STATE = tuple(
         schedules.c.cron,
         schedules.c.every,
         schedules.c.timezone,
+        schedules.c.days,
         schedules.c.catch_up,
         schedules.c.overlap,
         schedules.c.declared_in,
@@ -53,8 +54,8 @@ STATE = tuple(
 )
 """All but the arguments, which a dashboard's role may not read, and the options."""
 ADDED = (
-    *("name", "task", "args", "options", "cron", "every", "timezone", "catch_up", "overlap"),
-    *("declared_in", "declaration", "next_at", "application"),
+    *("name", "task", "args", "options", "cron", "every", "timezone", "days", "catch_up"),
+    *("overlap", "declared_in", "declaration", "next_at", "application"),
 )
 CALL = (
     sa.cast(schedules.c.args, sa.Text).label("args"),
@@ -166,9 +167,10 @@ def read_clock() -> sa.Executable:
 
 
 @cache
-def lock_schedule() -> sa.Executable:
-    """Lock one schedule; returns its state and the time of the database."""
-    return sa.select(*STATE, moment(clock()).label("now")).where(NAME).with_for_update()
+def schedule(*, lock: bool) -> sa.Executable:
+    """The state of one schedule, and the time of the database."""
+    found = sa.select(*STATE, moment(clock()).label("now")).where(NAME)
+    return found.with_for_update() if lock else found
 
 
 @cache
@@ -273,6 +275,8 @@ class ScheduleState:
     cron: str | None
     every: timedelta | None
     timezone: str
+    days: str
+    """Whether a day must match the day of the month "or" that of the week, or both: "and"."""
     catch_up: int
     """How many missed ticks get a job: 0 for "none", 1 for "last"."""
     overlap: str
@@ -288,7 +292,8 @@ class ScheduleState:
     @property
     def rule(self) -> ScheduleRule:
         """The rule.  Raises OptionError if this system cannot read it."""
-        return checked_rule(f"schedule {self.name}: ", self.cron, self.every, self.timezone)
+        where = f"schedule {self.name}: "
+        return checked_rule(where, self.cron, self.every, self.timezone, self.days)
 
     def next_runs(self, number: int) -> list[datetime]:
         """Return the next ticks in UTC.
@@ -416,7 +421,11 @@ class ScheduleRows:
 
     def locked(self, name: str) -> ScheduleState:
         """Lock a schedule.  Raises ScheduleNotFound."""
-        return ScheduleState(*self._one(lock_schedule(), name))
+        return ScheduleState(*self._one(schedule(lock=True), name))
+
+    def state(self, name: str) -> ScheduleState:
+        """Raises ScheduleNotFound."""
+        return ScheduleState(*self._one(schedule(lock=False), name))
 
     def call(self, name: str) -> StoredCall:
         """The task of a schedule and its arguments.  Raises ScheduleNotFound."""

@@ -15,6 +15,7 @@ from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
+from cronsim.explain import Expression
 
 from pgqueue.errors import OptionError
 from pgqueue.rules.spans import exactly
@@ -41,6 +42,18 @@ FIELDS = {
     "day-of-week": "0 to 7, or SUN to SAT",
 }
 """What each field of a cron expression takes, besides ``*``, lists, ranges and steps."""
+WORDS = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+"""Words for expressions, as in crontab files."""
+DAYS = ("or", "and")
+"""What a day must match if both the day of the month and that of the week are restricted."""
 CATCH_UP = {"none": 0, "last": 1}
 
 
@@ -59,12 +72,16 @@ class ScheduleRule:
     cron: str | None
     every: timedelta | None
     timezone: str = "UTC"
+    days: str = "or"
+    """"and": a day must match both the day of the month and that of the week."""
 
     def in_words(self) -> str:
         """The rule as an English sentence, without its zone."""
         if self.every is not None:
             return f"Every {exactly(self.every)}"
-        return str(CronSim(str(self.cron), EPOCH.replace(tzinfo=None)).explain())
+        expression = Expression(str(self.cron).upper().split())
+        expression.day_and = expression.day_and or self.days == "and"
+        return expression.explain()
 
     def ticks(self, after: datetime) -> Iterator[datetime]:
         """Yield the ticks after a time, in UTC.  Ends if there is no tick in the next 50 years."""
@@ -105,7 +122,9 @@ class ScheduleRule:
 
     def _walls(self, local: datetime, back: timedelta = timedelta(0)) -> Iterator[datetime]:
         """Yield the wall-clock times of the expression after a local time."""
-        return CronSim(str(self.cron), local.replace(tzinfo=None) - back)
+        walls = CronSim(str(self.cron), local.replace(tzinfo=None) - back)
+        walls.day_and = walls.day_and or self.days == "and"
+        return walls
 
     def _once(self, local: datetime) -> Iterator[datetime]:
         """Yield each named time once.
@@ -173,7 +192,9 @@ def next_after(rule: ScheduleRule, now: datetime, last_tick_at: datetime | None)
     return rule.next_tick(now if last_tick_at is None else max(now, last_tick_at))
 
 
-def checked_rule(where: str, cron: Any, every: Any, timezone: Any) -> ScheduleRule:
+def checked_rule(
+    where: str, cron: Any, every: Any, timezone: Any, days: Any = "or"
+) -> ScheduleRule:
     """Return a rule that has at least one tick.  Raises OptionError."""
     if (cron is None) == (every is None):
         found = "neither" if cron is None else "both"
@@ -182,14 +203,23 @@ def checked_rule(where: str, cron: Any, every: Any, timezone: Any) -> ScheduleRu
             '"0 3 * * *" or every=timedelta(minutes=5)'
         )
     _check_zone(where, timezone)
+    if days not in DAYS:
+        raise OptionError(f"{where}days is {days!r}; give 'or' or 'and'")
     if every is not None:
         if not isinstance(every, timedelta) or not SHORTEST <= every <= LONGEST:
             raise OptionError(
                 f"{where}every is {every!r}; give a timedelta from one second to {LONGEST.days} "
                 "days"
             )
+        if days != "or":
+            raise OptionError(f"{where}days is for a cron expression; omit it with every=")
         return ScheduleRule(None, every, timezone)
-    rule = ScheduleRule(_checked_cron(where, cron), None, timezone)
+    rule = ScheduleRule(_checked_cron(where, cron), None, timezone, days)
+    if days == "and" and "*" in (rule.cron or "").split()[2::2]:
+        raise OptionError(
+            f"{where}days='and' is for an expression with a day of the month and a day of the "
+            f"week, and {cron!r} has a *; omit days"
+        )
     if rule.next_tick(EPOCH + 50 * timedelta(days=365)) is None:
         raise OptionError(f"{where}cron expression {cron!r} names no day of the calendar")
     return rule
@@ -224,12 +254,20 @@ def checked_overlap(where: str, overlap: Any, catch_up: int) -> str:
 def _checked_cron(where: str, cron: Any) -> str:
     if not isinstance(cron, str):
         raise OptionError(f"{where}the cron expression is {cron!r}; give a str as '0 3 * * *'")
-    fields = cron.split()
+    if cron.strip() == "@reboot":
+        raise OptionError(
+            f"{where}there is no @reboot: workers start often; enqueue where your application "
+            "starts, with a unique key"
+        )
+    fields = WORDS.get(cron.strip(), cron).split()
     shown = f"{where}cron expression {repr(cron)[:LONGEST_SHOWN]}"
     if len(fields) != len(FIELDS):
-        raise OptionError(f"{shown} needs five fields, not {len(fields)}: give {', '.join(FIELDS)}")
+        raise OptionError(
+            f"{shown} needs five fields, not {len(fields)}: give {', '.join(FIELDS)}"
+            f"; or one of {', '.join(WORDS)}"
+        )
     try:
-        CronSim(cron, EPOCH.replace(tzinfo=None))
+        CronSim(" ".join(fields), EPOCH.replace(tzinfo=None))
     except CronSimError as error:
         place = _place(str(error), fields)
         raise OptionError(f"{shown}: {place}") from error

@@ -3,10 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy import Connection, MetaData
-from sqlalchemy.schema import CreateIndex
+from sqlalchemy.schema import AddConstraint, CreateIndex
 
 from pgqueue.models.base import SCHEMA, Base, Domain
+from pgqueue.schema.roles import RIGHTS
+
+ALEMBIC = "alembic_version"
+"""A table that is there only with a history of its own."""
 
 
 def is_another_type(_: object, __: object, ___: object, found: Any, expected: Any) -> bool | None:
@@ -23,7 +28,8 @@ OPTIONS = {"compare_type": is_another_type, "compare_server_default": True}
 
 
 def differences(connection: Connection) -> list[str]:
-    """What the tables lack or have otherwise, as Alembic compares them with models.
+    """What the tables lack or have otherwise, as Alembic compares them with models; and which
+    constraints and views are missing, which Alembic does not compare.
 
     An index that this code does not know may be the application's, and is no difference.
     """
@@ -36,7 +42,33 @@ def differences(connection: Connection) -> list[str]:
     connection.exec_driver_sql(f"SET LOCAL search_path = {SCHEMA}")
     context = MigrationContext.configure(connection, opts=OPTIONS)
     found: list[Any] = compare_metadata(context, _without_schema())
-    return list(_in_words(found, connection))
+    return [*_in_words(found, connection), *_missing(connection)]
+
+
+def _missing(connection: Connection) -> Iterator[str]:
+    constraints = connection.execute(
+        sa.text(
+            "SELECT relname, conname FROM pg_catalog.pg_class LEFT JOIN pg_catalog.pg_constraint "
+            "ON conrelid = pg_class.oid WHERE relnamespace = "
+            "pg_catalog.to_regnamespace(pg_catalog.quote_ident(:schema))::oid"
+        ),
+        {"schema": SCHEMA},
+    )
+    found: dict[str, set[str | None]] = {}
+    for relation, name in constraints:
+        found.setdefault(relation, set()).add(name)
+    for table in Base.metadata.sorted_tables:
+        for constraint in sorted(table.constraints, key=lambda one: str(one.name)):
+            name = str(constraint.name or f"{table.name}_pkey")
+            if table.name in found and name not in found[table.name]:
+                command = str(AddConstraint(constraint).compile(dialect=connection.dialect))
+                yield (
+                    f"constraint {name} of {SCHEMA}.{table.name} is missing; as the owner of the "
+                    f"tables run {' '.join(command.split())}"
+                )
+    tables = {table.name for table in Base.metadata.sorted_tables}
+    for view in sorted(RIGHTS.keys() - tables - found.keys() - {ALEMBIC}):
+        yield f"view {SCHEMA}.{view} is missing"
 
 
 def _without_schema() -> MetaData:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.util import greenlet_spawn
 
-from pgqueue.arguments import Payload
+from pgqueue.arguments import Encoder, Payload
 from pgqueue.context import Around, JobContext
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import refuse_autocommit
@@ -42,7 +42,7 @@ from pgqueue.repository.enqueue import (
     Placed,
     until_placed,
 )
-from pgqueue.repository.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED
+from pgqueue.repository.follow_ups import MOST_ATTEMPTS_OF_FOLLOW_UP, ON_FAILED, ON_SUCCESS
 from pgqueue.repository.jobs import JobValues
 from pgqueue.repository.messages import StartsAt
 from pgqueue.repository.unique_keys import KeyChanges
@@ -66,6 +66,9 @@ class Owner(Protocol):
 
     notify: bool
     max_payload_bytes: int
+
+    @property
+    def encoders(self) -> Mapping[type, Encoder]: ...
 
     def autocommitting(self) -> AbstractContextManager[Connection]: ...
     def read_committed(self) -> AbstractContextManager[Session]: ...
@@ -121,6 +124,7 @@ class Task(Generic[P, R]):
             injected=len(self.injection.parameters),
             hints=self.injection.hints,
             renamed=options.renamed,
+            encoders=owner.encoders,
         )
         self.in_process = options.executor == "process"
         """Whether handlers of this task run in child processes."""
@@ -134,7 +138,9 @@ class Task(Generic[P, R]):
         declared = {options.renamed.get(name, name) for name in options.secret_args}
         hidden = {*annotated, *declared}
         for name in self.payload.names:
-            kind = unmaskable(hints.get(name), is_inside=name in declared)
+            kind = unmaskable(
+                hints.get(name), is_inside=name in declared, more=tuple(owner.encoders)
+            )
             if kind is not None:
                 raise TaskDefinitionError(
                     f"{self._where}: the secret argument {name!r} has values of the type "
@@ -594,8 +600,9 @@ class Task(Generic[P, R]):
             )
         if options.expires_in is not None and self._limits:
             self._own_meta[DUE] = None  # the admission notes here when the job was due
-        if options.on_failed is not None:
-            self._own_meta[ON_FAILED] = self._follow_up_values(options.on_failed)
+        for name, key in (("on_failed", ON_FAILED), ("on_success", ON_SUCCESS)):
+            if (follow_up := getattr(options, name)) is not None:
+                self._own_meta[key] = self._follow_up_values(name, follow_up)
         self._job_values = NewJob(
             task=self.name,
             queue=options.queue,
@@ -626,33 +633,42 @@ class Task(Generic[P, R]):
         secret = frozenset(self._options.secret_args)
         return any(limit.name == name and limit.is_secret(secret) for limit in self.own_limits)
 
-    def _follow_up_values(self, follow_up: Any) -> dict[str, Any]:
-        """Return the values of the follow-up; each job of this task keeps them in its meta."""
+    def _follow_up_values(self, option: str, follow_up: Any) -> dict[str, Any]:
+        """Return the values of the follow-up; each job of this task keeps them in its meta.
+
+        ``option``: ``on_failed`` or ``on_success``.
+        """
         if not isinstance(follow_up, Task) or follow_up.owner is not self.owner:
             raise TaskDefinitionError(
-                f"{self._where}: on_failed is {follow_up!r}; give another task of this queue"
+                f"{self._where}: {option} is {follow_up!r}; give another task of this queue"
             )
         new = follow_up._job_values
         if follow_up._limits:
             raise TaskDefinitionError(
-                f"{self._where}: on_failed is task {follow_up.name}, which is under a limit: the "
-                "statement that records the failure does not wait for room; omit the limit"
+                f"{self._where}: {option} is task {follow_up.name}, which is under a limit: the "
+                "statement that records the end does not wait for room; omit the limit"
             )
         if (new.delay, new.run_at, new.node) != (None,) * 3 or new.is_labelled:
             raise TaskDefinitionError(
-                f"{self._where}: on_failed takes the queue, priority and max_attempts of its task, "
-                "and no delay, run_at, node, timeout, retry, meta, tags or on_failed; omit them"
+                f"{self._where}: {option} takes the queue, priority and max_attempts of its task, "
+                "and no delay, run_at, node, timeout, retry, meta, tags, on_failed or on_success; "
+                "omit them"
             )
+        payload = follow_up.payload
+        takes_result = option == "on_success" and "result" in payload.names[1:]
         try:
-            [argument] = follow_up._encoded((1,), {}).args  # its name
+            payload.bind((1,), {"result": None} if takes_result else {})
+            [argument] = payload.encode(dict.fromkeys(payload.names[:1], 1))
         except (ArgumentsError, PayloadError, ValueError) as error:
+            which = "failed job" if option == "on_failed" else "job, and its result by name,"
             raise TaskDefinitionError(
-                f"{self._where}: on_failed calls {follow_up.name} with the id of the failed job as "
+                f"{self._where}: {option} calls {follow_up.name} with the id of the {which} as "
                 f"its one argument, an int: {error}"
             ) from error
         return {
             "task": new.task,
             "argument": argument,
+            **({"result": "result"} if takes_result else {}),
             "queue": new.queue,
             "priority": new.priority,
             "max_attempts": min(new.max_attempts, MOST_ATTEMPTS_OF_FOLLOW_UP),

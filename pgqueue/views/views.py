@@ -146,17 +146,24 @@ class Views:
         """
         return read_queues(self._queue, executor(session), names)
 
-    def counted_queues(self, session: AnySession, *, succeeded: bool = True) -> QueueViews:
+    def counted_queues(
+        self,
+        session: AnySession,
+        *,
+        succeeded: bool = True,
+        names: Collection[str] | None = None,
+    ) -> QueueViews:
         """Return the queues with their jobs counted now.
 
         Args:
             session: A Session or Connection to read with.
             succeeded: Whether the succeeded jobs are counted too, which reads all jobs.
+            names: Only these queues, if they have or lately had jobs.
 
         Returns:
             The queues.
         """
-        found = read_queues(self._queue, executor(session), None)
+        found = read_queues(self._queue, executor(session), names)
         return found.counted_now(executor(session), succeeded=succeeded)
 
     def last_count(self, session: AnySession) -> LastCount | None:
@@ -266,6 +273,8 @@ class Views:
     ) -> list[ScheduleView]:
         """Return the schedules with their next runs, and the results of their last jobs.
 
+        Also those that the code declares and no worker has written so far.
+
         Args:
             session: A Session or Connection to read with.
             runs: How many next runs of each.
@@ -274,12 +283,15 @@ class Views:
         Returns:
             The schedules by name.
         """
-        connection = executor(session)
-        ended = ScheduleRows(connection).results() if results else {}
-        return [
-            ScheduleView.of(state, runs, ended.get(state.name, [])[::-1])
-            for state in self._queue.schedules.list(connection)
+        connection, schedules = executor(session), self._queue.schedules
+        rows = ScheduleRows(connection)
+        ended = rows.results() if results else {}
+        found = [
+            ScheduleView.of(state, runs, ended.get(state.name, [])[::-1]) for state in rows.all()
         ]
+        unwritten = schedules.unwritten({view.state.name for view in found}, rows.now())
+        new = [ScheduleView.of(state, runs, is_written=False) for state in unwritten]
+        return sorted([*found, *new], key=lambda view: view.state.name)
 
     def paused_schedules(
         self, session: AnySession, *, limit: int

@@ -28,6 +28,7 @@ from pgqueue.outcomes import (
     Succeeded,
     Unreadable,
     is_plain_success,
+    may_be_deleted,
 )
 from pgqueue.repository.settle import Attempts, Settlement
 from pgqueue.repository.tables import notify
@@ -168,7 +169,7 @@ class Settler(Loop):
         is_kept = self._is_kept
         for item in batch:
             claimed, outcome = item
-            if is_kept is not None and isinstance(outcome, Succeeded) and not is_kept(claimed):
+            if is_kept is not None and may_be_deleted(outcome) and not is_kept(claimed):
                 deleted.append(item)
             elif is_plain_success(outcome):
                 plain.append(item)
@@ -306,7 +307,7 @@ def _named(batch: list[Settlement]) -> str:
 def _bare(outcome: Outcome) -> Outcome:
     """The outcome without its details, such as the result or the error's text."""
     if isinstance(outcome, Succeeded):
-        return Succeeded(unkept_result("the database refused it"))
+        return replace(outcome, result=unkept_result("the database refused it"))
     if isinstance(outcome, Retried | Failed | Unreadable):
         return replace(outcome, error=ErrorReport(outcome.error.type, "not storable", ""))
     return Cancelled("") if isinstance(outcome, Cancelled) else outcome

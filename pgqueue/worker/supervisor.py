@@ -82,6 +82,8 @@ class Supervisor:
         self._is_closed = False
         self._has_interrupted = False
         """Whether any attempt was interrupted."""
+        self._ended, self._busy_at = 0, time.monotonic()
+        """How many attempts had ended when the worker was last seen busy, and when that was."""
         if any(task.is_transactional for task in queue.tasks.values()):
             check_binds(queue.sessions, queue.engine)
         self._application_engine = queue.engine
@@ -147,6 +149,15 @@ class Supervisor:
     @property
     def worker_id(self) -> UUID:
         return self._runtime.identity.worker_id
+
+    def has_done_enough(self) -> bool:
+        """Whether this run ends by itself: after ``max_jobs``, or ``max_idle`` without a job."""
+        ledger, now = self._runtime.ledger, time.monotonic()
+        ended, most, idle = ledger.ended(), self._config.max_jobs, self._config.max_idle
+        if ledger.in_flight or ended != self._ended:
+            self._ended, self._busy_at = ended, now
+        is_idle = idle is not None and now - self._busy_at >= idle.total_seconds()
+        return is_idle or (most is not None and ended >= most)
 
     def work(self, is_over: Callable[[], bool], grace: Callable[[], float]) -> Counter[str]:
         """Run until ``is_over()`` or, with ``until_empty``, until no job is left."""
@@ -227,6 +238,7 @@ class Supervisor:
                 if is_over():
                     return
         logger.info("serving %s", ", ".join(self._config.names))
+        self._busy_at = time.monotonic()
         if self._admitter.is_in_use:  # after upkeep: it must not admit jobs of paused tasks
             self._runtime.ledger.on_settled = self._admitter.settled
             self._admitter.start()

@@ -100,6 +100,9 @@ class Worker:
     def run(self) -> None:
         """Work until :meth:`stop`, SIGTERM, SIGINT or SIGHUP; a second signal ends the grace.
 
+        With ``max_jobs`` or ``max_idle`` also until so many attempts have ended, or no job has run
+        for so long.
+
         Returns when all handlers have ended, or at the end of the grace period.  Handlers that
         still run then keep their leases until they end, :meth:`interrupt` is called, or the process
         ends.
@@ -275,13 +278,14 @@ class Worker:
     ) -> dict[str, int]:
         def is_over() -> bool:
             out_of_time = deadline is not None and time.monotonic() >= deadline
-            return self._stopping.is_set() or self._signals > 0 or out_of_time
+            is_asked = self._stopping.is_set() or self._signals > 0
+            return is_asked or out_of_time or supervisor.has_done_enough()
 
         def grace() -> float:
             return 0.0 if self._signals > 1 else self._config.grace.total_seconds()
 
         stopping = Event()
-        self._supervisor = Supervisor(
+        self._supervisor = supervisor = Supervisor(
             self._queue,
             self._config,
             stopping=stopping,

@@ -189,6 +189,29 @@ class TestTables:
         assert "column tags of pgqueue.jobs is missing" in wrong
         assert "table pgqueue.deploys is missing" in wrong
 
+    @pytest.mark.parametrize("name", ["jobs_priority", "schedules_tick", "leases_pkey"])
+    def test_a_dropped_constraint_comes_with_what_makes_it_again(
+        self, queue: PgQueue, engine: Engine, name: str
+    ) -> None:
+        table = name.partition("_")[0]
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER TABLE pgqueue.{table} DROP CONSTRAINT {name}"))
+
+        level, detail = about(findings(queue), "tables")
+        what, _, command = detail.partition("as the owner of the tables run ")
+
+        assert level == "wrong"
+        assert what == f"constraint {name} of pgqueue.{table} is missing; "
+        with engine.begin() as connection:
+            connection.execute(text(command))
+        assert "tables" not in {finding["subject"] for finding in findings(queue)}
+
+    def test_a_dropped_view_is_wrong(self, queue: PgQueue, engine: Engine) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("DROP VIEW pgqueue.job_overview"))
+
+        assert about(findings(queue), "tables") == ("wrong", "view pgqueue.job_overview is missing")
+
     def test_tables_without_autovacuum_are_named(self, queue: PgQueue, engine: Engine) -> None:
         with engine.begin() as connection:
             off = "ALTER TABLE pgqueue.leases SET (autovacuum_enabled = 'no')"

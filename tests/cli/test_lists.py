@@ -187,6 +187,23 @@ class TestStatus:
         assert first.split()[:3] == ["default", "2", "0"]
         assert second.startswith("mail (paused)")
 
+    def test_one_queue_is_shown_alone_with_the_workers_that_serve_it(
+        self, queue: PgQueue, session: Session
+    ) -> None:
+        queue.tasks["add"].delay(1)
+        for served in ("default", "mail"):
+            workers(session, 1, hostname=served, queues=[served])
+
+        found = document(queue, "status", "--queue", "default", "--queue", "empty")
+        _, first, second = lines(queue, "status", "--queue", "default", "--queue", "empty")[:3]
+
+        assert [one["name"] for one in found["queues"]] == ["default", "empty"]
+        assert [one["jobs"]["pending"] for one in found["queues"]] == [1, 0]
+        assert found["queues"][1].keys() == found["queues"][0].keys()
+        assert [worker["hostname"] for worker in found["workers"]] == ["default"]
+        assert (first.split()[:2], second.split()[:2]) == (["default", "1"], ["empty", "0"])
+        assert command(queue, "status", "--queue", "a b").returncode != 0
+
     def test_what_goes_in_and_out_of_a_queue_says_when_it_is_empty(
         self, queue: PgQueue, session: Session
     ) -> None:

@@ -45,14 +45,14 @@ def run_again(queue: PgQueue, job_id: int) -> int:
         return queue.run_again(session, job_id)
 
 
-def delete_by_session(queue: PgQueue, job_id: int) -> None:
-    with queue.session() as session, session.begin():
-        session.delete(session.get_one(Job, job_id))
-
-
 def delete(queue: PgQueue, job_id: int) -> None:
     with queue.session() as session, session.begin():
         queue.delete(session, job_id)
+
+
+def delete_object(queue: PgQueue, job_id: int) -> None:
+    with queue.session() as session, session.begin():
+        session.delete(session.get_one(Job, job_id))
 
 
 class TestRunAgain:
@@ -173,7 +173,7 @@ class TestDelete:
         self, queue: PgQueue, engine: Engine, worker: LogicalWorker, by: str
     ) -> None:
         claimed = worker.claim_new(engine)
-        delete_it = delete if by == "call" else delete_by_session
+        delete_it = delete if by == "call" else delete_object
 
         with pytest.raises(OptionError, match=r"it runs, or a worker is about to .* cancel it"):
             delete_it(queue, claimed.job_id)

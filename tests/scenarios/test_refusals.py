@@ -191,6 +191,8 @@ def _in_a_child(say: Callable[[], str]) -> str:
             "give a timedelta of 0.01 s to 365 days",
         ),
         ({"max_jobs_per_child": 0}, "max_jobs_per_child is 0; give a whole number from 1"),
+        ({"max_jobs": 0}, "max_jobs is 0; give a whole number from 1"),
+        ({"max_idle": 60}, "max_idle is 60; give a timedelta of 0.01 s to 365 days, or None"),
         ({"ahead": 1001}, "ahead is 1001; give a whole number from 0 to 1000"),
         (
             {"age_after": 600},

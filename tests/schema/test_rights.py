@@ -298,7 +298,7 @@ def fires_schedules(session: Session, place: Place) -> None:
     is_due = "UPDATE pgqueue.schedules SET next_at = now() - interval '1 hour', last_tick_at = NULL"
     execute(place.admin, is_due)
     with queue.engine.connect() as connection:
-        Ticks(queue.tasks, array_of(queue.tasks)).fire(connection)
+        Ticks(queue.tasks, array_of(queue.tasks), queue.schedules).fire(connection)
         with connection.begin():
             queue.schedules.synchronise(connection)
 

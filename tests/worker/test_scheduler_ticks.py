@@ -51,7 +51,8 @@ class Place:
             )
 
     def ticks(self) -> Ticks:
-        return Ticks(self.queue.tasks, array_of(sorted(self.queue.tasks)))
+        names = array_of(sorted(self.queue.tasks))
+        return Ticks(self.queue.tasks, names, self.queue.schedules)
 
     def fire(self) -> float | None:
         with self.connection() as connection:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from pgqueue import redaction
 from pgqueue.repository.schedules import DueSchedule, Moved, ScheduleRows
 from pgqueue.rules.ticks import Firing, Overlap, Standing, decide
-from pgqueue.schedules import Schedules, task_of_schedule
+from pgqueue.schedules import Schedules
 from pgqueue.tasks import PreparedJob, Task
 from pgqueue.worker.application_calls import ApplicationCalls
 from pgqueue.worker.duty_list import Duty
@@ -78,7 +78,8 @@ class Prepared(NamedTuple):
     due: DueSchedule
     firing: Firing
     task: Task[..., Any]
-    jobs: Sequence[PreparedJob]
+    jobs: Sequence[PreparedJob | None]
+    """One for each tick; None for a tick whose function of arguments wants none."""
 
 
 class Ticks:
@@ -93,10 +94,12 @@ class Ticks:
         self,
         tasks: Mapping[str, Task[..., Any]],
         task_names: str,
+        schedules: Schedules,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._tasks = tasks
         self._task_names = task_names
+        self._schedules = schedules
         self._guard = RowGuard()
         self._calls: ApplicationCalls[Prepared | None] = ApplicationCalls(around)
         self._preparing: dict[str, DueSchedule] = {}
@@ -157,10 +160,8 @@ class Ticks:
         if firing is None:
             return None
         task = self._tasks[state.task]
-        jobs = [
-            task_of_schedule(task, state.name, due.options, tick=tick).prepared(due.args)
-            for tick in firing.ticks
-        ]
+        prepare = partial(self._schedules.prepared, task, state, due.args, due.options)
+        jobs = [prepare(tick=tick) for tick in firing.ticks]
         return Prepared(due, firing, task, jobs)
 
     def _fire_prepared(self, connection: Connection) -> None:
@@ -204,6 +205,8 @@ class Ticks:
                     continue
                 last_job_id = None
                 for tick, job in zip(firing.ticks, jobs, strict=True):
+                    if job is None:
+                        continue
                     last_job_id = task.enqueue_prepared(connection, job)
                     logger.debug("schedule %s: job %d for %s", due.state.name, last_job_id, tick)
                 moved.append(Moved(due.state.name, firing, last_job_id))

@@ -157,27 +157,47 @@ FROM job
 WHERE job.outcome IN ('failed', 'cancelled') ON CONFLICT DO NOTHING),
 follow_up AS
 (INSERT INTO pgqueue.jobs (queue, task, args, priority, max_attempts, run_at, meta) SELECT
-    pg_catalog.jsonb_extract_path_text(job.meta, CAST('pgqueue.on_failed' AS TEXT), 'queue') AS
-    jsonb_extract_path_text_1, pg_catalog.jsonb_extract_path_text(job.meta, CAST('pgqueue.on_failed'
-    AS TEXT), 'task') AS jsonb_extract_path_text_2,
-    pg_catalog.jsonb_build_object(pg_catalog.jsonb_extract_path_text(job.meta,
-    CAST('pgqueue.on_failed' AS TEXT), 'argument'), job.id) AS jsonb_build_object_1, CAST(CASE WHEN
-    (pg_catalog.jsonb_extract_path_text(job.meta, CAST('pgqueue.on_failed' AS TEXT), 'priority') ~
-    '^[0-9]$') THEN pg_catalog.jsonb_extract_path_text(job.meta, CAST('pgqueue.on_failed' AS TEXT),
-    'priority') ELSE '5' END AS SMALLINT) AS anon_6, CAST(CASE WHEN
-    (pg_catalog.jsonb_extract_path_text(job.meta, CAST('pgqueue.on_failed' AS TEXT), 'max_attempts')
-    ~ '^[1-9][0-9]{0,3}$') THEN pg_catalog.jsonb_extract_path_text(job.meta,
-    CAST('pgqueue.on_failed' AS TEXT), 'max_attempts') ELSE '10' END AS SMALLINT) AS anon_7,
+    pg_catalog.jsonb_extract_path_text(job.meta, CASE WHEN (job.outcome = 'failed') THEN
+    CAST('pgqueue.on_failed' AS TEXT) WHEN (job.outcome = 'succeeded') THEN
+    CAST('pgqueue.on_success' AS TEXT) END, 'queue') AS jsonb_extract_path_text_1,
+    pg_catalog.jsonb_extract_path_text(job.meta, CASE WHEN (job.outcome = 'failed') THEN
+    CAST('pgqueue.on_failed' AS TEXT) WHEN (job.outcome = 'succeeded') THEN
+    CAST('pgqueue.on_success' AS TEXT) END, 'task') AS jsonb_extract_path_text_2,
+    pg_catalog.jsonb_build_object(pg_catalog.jsonb_extract_path_text(job.meta, CASE WHEN
+    (job.outcome = 'failed') THEN CAST('pgqueue.on_failed' AS TEXT) WHEN (job.outcome = 'succeeded')
+    THEN CAST('pgqueue.on_success' AS TEXT) END, 'argument'), job.id) || CASE WHEN
+    (pg_catalog.jsonb_extract_path_text(job.meta, CASE WHEN (job.outcome = 'failed') THEN
+    CAST('pgqueue.on_failed' AS TEXT) WHEN (job.outcome = 'succeeded') THEN
+    CAST('pgqueue.on_success' AS TEXT) END, 'result') IS NOT NULL) THEN
+    pg_catalog.jsonb_build_object(pg_catalog.jsonb_extract_path_text(job.meta, CASE WHEN
+    (job.outcome = 'failed') THEN CAST('pgqueue.on_failed' AS TEXT) WHEN (job.outcome = 'succeeded')
+    THEN CAST('pgqueue.on_success' AS TEXT) END, 'result'), job.result) ELSE '{}'::jsonb END AS
+    anon_6, CAST(CASE WHEN (pg_catalog.jsonb_extract_path_text(job.meta, CASE WHEN (job.outcome =
+    'failed') THEN CAST('pgqueue.on_failed' AS TEXT) WHEN (job.outcome = 'succeeded') THEN
+    CAST('pgqueue.on_success' AS TEXT) END, 'priority') ~ '^[0-9]$') THEN
+    pg_catalog.jsonb_extract_path_text(job.meta, CASE WHEN (job.outcome = 'failed') THEN
+    CAST('pgqueue.on_failed' AS TEXT) WHEN (job.outcome = 'succeeded') THEN
+    CAST('pgqueue.on_success' AS TEXT) END, 'priority') ELSE '5' END AS SMALLINT) AS anon_7,
+    CAST(CASE WHEN (pg_catalog.jsonb_extract_path_text(job.meta, CASE WHEN (job.outcome = 'failed')
+    THEN CAST('pgqueue.on_failed' AS TEXT) WHEN (job.outcome = 'succeeded') THEN
+    CAST('pgqueue.on_success' AS TEXT) END, 'max_attempts') ~ '^[1-9][0-9]{0,3}$') THEN
+    pg_catalog.jsonb_extract_path_text(job.meta, CASE WHEN (job.outcome = 'failed') THEN
+    CAST('pgqueue.on_failed' AS TEXT) WHEN (job.outcome = 'succeeded') THEN
+    CAST('pgqueue.on_success' AS TEXT) END, 'max_attempts') ELSE '10' END AS SMALLINT) AS anon_8,
     pg_catalog.clock_timestamp() AS clock_timestamp_2, job.meta - (SELECT pg_catalog.array_agg(key)
     AS array_agg_1
 FROM pg_catalog.jsonb_object_keys(job.meta) AS key
-WHERE pg_catalog.starts_with(key, 'pgqueue.')) AS anon_8
+WHERE pg_catalog.starts_with(key, 'pgqueue.')) AS anon_9
 FROM job
-WHERE job.outcome = 'failed' AND pg_catalog.jsonb_extract_path_text(job.meta,
-    CAST('pgqueue.on_failed' AS TEXT), 'task') ~ '^\S{1,200}$' AND
-    pg_catalog.jsonb_extract_path_text(job.meta, CAST('pgqueue.on_failed' AS TEXT), 'queue') ~
-    '^[A-Za-z0-9_.:-]{1,64}$' AND pg_catalog.jsonb_extract_path_text(job.meta,
-    CAST('pgqueue.on_failed' AS TEXT), 'argument') IS NOT NULL RETURNING pgqueue.jobs.id,
+WHERE job.outcome IN ('failed', 'succeeded') AND pg_catalog.jsonb_extract_path_text(job.meta, CASE
+    WHEN (job.outcome = 'failed') THEN CAST('pgqueue.on_failed' AS TEXT) WHEN (job.outcome =
+    'succeeded') THEN CAST('pgqueue.on_success' AS TEXT) END, 'task') ~ '^\S{1,200}$' AND
+    pg_catalog.jsonb_extract_path_text(job.meta, CASE WHEN (job.outcome = 'failed') THEN
+    CAST('pgqueue.on_failed' AS TEXT) WHEN (job.outcome = 'succeeded') THEN
+    CAST('pgqueue.on_success' AS TEXT) END, 'queue') ~ '^[A-Za-z0-9_.:-]{1,64}$' AND
+    pg_catalog.jsonb_extract_path_text(job.meta, CASE WHEN (job.outcome = 'failed') THEN
+    CAST('pgqueue.on_failed' AS TEXT) WHEN (job.outcome = 'succeeded') THEN
+    CAST('pgqueue.on_success' AS TEXT) END, 'argument') IS NOT NULL RETURNING pgqueue.jobs.id,
     pgqueue.jobs.queue, pgqueue.jobs.priority, pgqueue.jobs.run_at, pgqueue.jobs.task,
     pgqueue.jobs.max_attempts),
 follow_up_message AS
