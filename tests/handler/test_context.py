@@ -96,7 +96,7 @@ class TestCheck:
 
     def test_it_raises_for_a_cancel(self) -> None:
         attempt = self.attempt()
-        attempt.ask_to_stop()
+        attempt.ask_to_stop(Cancel())
 
         with pytest.raises(Cancel):
             attempt.context().check()
