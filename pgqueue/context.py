@@ -189,16 +189,17 @@ class JobContext:
                 attempt.
 
         Example:
-            >>> for line in lines:
+            >>> for number in range(3):
             ...     ctx.check()
-            ...     convert(line)
+            ...     print(number)
         """
         self.checking()
 
     def time_left(self) -> timedelta | None:
-        """Return how long the handler may still run, until its timeout; zero after it.
+        """Return how long the handler may still run.  Sends no query.
 
-        None without a timeout.  Sends no query.
+        Returns:
+            The time until its timeout, zero after it; None without a timeout.
         """
         return self.remaining()
 

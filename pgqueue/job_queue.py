@@ -856,7 +856,18 @@ class PgQueue(Operations):
         session: "AsyncSession | async_scoped_session[Any] | AsyncConnection",
         jobs: Iterable[Job],
     ) -> list[int]:
-        """:meth:`enqueue_all` for an AsyncSession or an AsyncConnection."""
+        """Enqueue jobs in the transaction of an AsyncSession or AsyncConnection.
+
+        Args:
+            session: The AsyncSession or AsyncConnection.
+            jobs: As for :meth:`enqueue_all`.
+
+        Returns:
+            The ids of the jobs, as from :meth:`enqueue_all`.
+
+        Raises:
+            ArgumentsError, DuplicateJob: As by :meth:`enqueue_all`.
+        """
         actual = async_sessions.actual_caller(session, "enqueue_all")
         return await actual.run_sync(enqueue_all, jobs)
 

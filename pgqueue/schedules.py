@@ -143,6 +143,7 @@ class Schedules:
             name: The name of the schedule.
             every: As for :meth:`PgQueue.schedule`.
             timezone: As for :meth:`PgQueue.schedule`.
+            days: As for :meth:`PgQueue.schedule`.
             args: As for :meth:`PgQueue.schedule`.
             catch_up: As for :meth:`PgQueue.schedule`.
             overlap: As for :meth:`PgQueue.schedule`.
@@ -191,6 +192,7 @@ class Schedules:
             cron: As for :meth:`PgQueue.schedule`; replaces ``every``.
             every: As for :meth:`PgQueue.schedule`; replaces ``cron``.
             timezone: As for :meth:`PgQueue.schedule`.
+            days: As for :meth:`PgQueue.schedule`.
             args: As for :meth:`PgQueue.schedule`.
             catch_up: As for :meth:`PgQueue.schedule`.
             overlap: As for :meth:`PgQueue.schedule`.
@@ -331,9 +333,6 @@ class Schedules:
             ScheduleNotFound: There is no such schedule.
             OptionError: A time has no zone or is yet to come, or there are more than 10,000 ticks.
             UnknownTask: This application does not have the task.
-
-        Example:
-            >>> queue.schedules.backfill(session, "report:7", datetime(2030, 1, 1, tzinfo=UTC))
         """
         where = f"backfill of schedule {name}: "
         check(where, "since", since, start)

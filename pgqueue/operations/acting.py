@@ -119,14 +119,26 @@ class Operator:
             jobs: Which jobs.
             spread: Make the copies due one after the other over this time from now on.
 
-        Returns and raises as :meth:`requeue` does.  The ``last`` result has the id of the last
-        copy.
+        Returns:
+            What was done, as from :meth:`requeue`; the ``last`` result has the id of the last copy.
+
+        Raises:
+            OptionError: As by :meth:`requeue`.
         """
         return self.start("run_again", jobs, spread=spread).finish()
 
     def delete(self, jobs: Selection) -> ActionRun:
-        """Delete jobs that do not run, as :meth:`PgQueue.delete` does; returns and raises as
-        :meth:`requeue` does."""
+        """Delete jobs that do not run, as :meth:`PgQueue.delete` does.
+
+        Args:
+            jobs: Which jobs.
+
+        Returns:
+            What was done, as from :meth:`requeue`.
+
+        Raises:
+            OptionError: As by :meth:`requeue`.
+        """
         return self.start("delete", jobs).finish()
 
     def run_now(self, jobs: Selection) -> ActionRun:
@@ -483,8 +495,19 @@ class Operator:
     def backfill_schedule(
         self, name: str, since: datetime, until: datetime | None = None
     ) -> Sequence[int]:
-        """Enqueue a job for each tick of a schedule in a time that has passed, as
-        :meth:`Schedules.backfill` does."""
+        """Enqueue a job for each tick of a schedule in a time that has passed.
+
+        Args:
+            name: The name of the schedule.
+            since: The first tick is at this time or later.
+            until: The last tick is before this time.  None: now.
+
+        Returns:
+            The ids of the jobs, in the order of their ticks.
+
+        Raises:
+            ScheduleNotFound, OptionError, UnknownTask: As by :meth:`Schedules.backfill`.
+        """
         with self._begin() as session:
             ids = self.queue.schedules.backfill(session, name, since, until)
             times = {"since": since.isoformat(), "until": until and until.isoformat()}

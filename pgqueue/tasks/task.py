@@ -432,6 +432,10 @@ class Task(Generic[P, R]):
         Warns as :meth:`delay` does of an open transaction.  If the coroutine is cancelled, the job
         may have been enqueued.
 
+        Args:
+            *args: The arguments of the job.
+            **kwargs: The arguments of the job by name.
+
         Returns:
             The job.  It is in no Session; its attributes can be read.
         """
