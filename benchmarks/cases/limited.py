@@ -9,6 +9,7 @@ from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case, in_turns
 from benchmarks.cases.drains import RATE
 from benchmarks.cases.pickup import quantile
+from benchmarks.cases.unkind import snapshot
 from benchmarks.systems import PGQUEUE, PGQUEUER
 
 BLOCKED_FOR = 15.0
@@ -139,6 +140,49 @@ def drain_fair(bench: Bench, size: Size) -> Finding:
     for name, values in found.items():
         finding.add(name, values, RATE)
     return finding
+
+
+@case(
+    smoke=Size(jobs=100, rows=2),
+    usual=Size(jobs=2_000, rows=5),
+    full=Size(jobs=10_000, rows=10, turns=3),
+)
+def held_limits(bench: Bench, size: Size) -> Finding:
+    """The last of some runs of jobs under limits while a transaction holds its snapshot, compared
+    with a run before the transaction began."""
+    finding = Finding()
+    kinds = (
+        PGQUEUE.given("at most 10", limit=10),
+        PGQUEUE.given("strict, 50 keys", limit=1, strict=True, keys=50),
+        PGQUEUE.given("a rate, 100 keys", limit=100_000, burst=1_000, keys=100),
+        PGQUEUE.given("fair_by, 100 keys", fair=True, keys=100),
+    )
+    for kind in kinds:
+        calm: list[float] = []
+        held: list[float] = []
+        for _ in range(size.turns):
+            with bench.arena(kind) as arena:
+                arena.clear(size.jobs * (size.rows + 2))
+                _run(arena, 0, size.jobs)  # the first one reads what later ones have in memory
+                calm.append(_run(arena, size.jobs, size.jobs))
+                with snapshot(arena):
+                    for number in range(size.rows):
+                        last = _run(arena, size.jobs * (number + 2), size.jobs)
+                held.append(last)
+        ours = finding.add(f"{kind.setting}, snapshot held", held, RATE)
+        finding.ratio(ours, finding.add(f"{kind.setting}, nothing held", calm, RATE), at_least=0.9)
+    return finding
+
+
+def _run(arena: Arena, first: int, jobs: int) -> float:
+    """jobs/s of some jobs behind others that have run, whose rows stay."""
+    arena.tell("bulk", first=first, jobs=jobs)
+    arena.calm()
+    with arena.workers() as processes:
+        arena.wait_for_starts(jobs, processes, first=first)
+        arena.wait_until_none_is_left(processes)
+        ended = time.monotonic()
+    return jobs / (ended - min(arena.starts.of(first + number)[0] for number in range(jobs)))
 
 
 def _rate_of_others(arena: Arena, jobs: int, *, blocked: int) -> float:
