@@ -101,7 +101,38 @@ def first_in_lanes() -> sa.Executable:
         sa.column("target_id", sa.BigInteger),
     )
     key = sa.tuple_(waiting_messages.c.run_at, waiting_messages.c.target_id)
-    return _with_first_jobs(lane, key >= sa.tuple_(lane.c.run_at, lane.c.target_id))
+    is_served = lane.c.queue == sa.any_(array_parameter("queues", sa.Text))
+    return _with_first_jobs(lane, is_served, key >= sa.tuple_(lane.c.run_at, lane.c.target_id))
+
+
+@cache
+def new_lanes() -> sa.Executable:
+    """The first lane between each two of the known lanes, and the first behind the last of them.
+
+    Found by a range of the index, so that the dead entries of the known lanes are not read.  The
+    known lanes are sorted here: Python may compare texts otherwise.
+    """
+    known = document(
+        "known",
+        sa.column("limit_keys", sa.Text),
+        sa.column("queue", sa.Text),
+        sa.column("priority", sa.SmallInteger),
+    )
+    columns = [known.c[name] for name in LANE]
+    following = [
+        pg.lead(column).over(order_by=columns).label(f"next_{column.name}") for column in columns
+    ]
+    gap = sa.select(*columns, *following).cte("gap")
+    of_message = [waiting_messages.c[name] for name in LANE]
+    first = sa.select(*of_message).order_by(*of_message).limit(ONE)
+    behind = sa.tuple_(*of_message) > sa.tuple_(*(gap.c[name] for name in LANE))
+    before = sa.tuple_(*of_message) < sa.tuple_(*(gap.c[f"next_{name}"] for name in LANE))
+    between = first.where(behind, before).lateral("between_")
+    last = first.where(behind).lateral("last_")
+    return sa.union_all(
+        sa.select(between).select_from(gap.join(between, sa.true())),
+        sa.select(last).select_from(gap.join(last, gap.c.next_queue.is_(None))),
+    )
 
 
 @cache
@@ -343,14 +374,14 @@ def _places_of(
 
 
 def _with_first_jobs(
-    lane: sa.Subquery | sa.TableValuedAlias, is_read: sa.ColumnElement[bool]
+    lane: sa.Subquery | sa.TableValuedAlias, *are_read: sa.ColumnElement[bool]
 ) -> sa.Select[*tuple[Any, ...]]:
     """These lanes with the first of the jobs that are to be read."""
     first = (
         sa.select(waiting_messages.c.run_at, waiting_messages.c.target_id)
         .where(
             *equal(waiting_messages, lane, LANE),
-            is_read,
+            *are_read,
             waiting_messages.c.task == sa.any_(array_parameter("tasks", sa.Text)),
         )
         .order_by(waiting_messages.c.run_at, waiting_messages.c.target_id)
@@ -468,11 +499,12 @@ class FirstRead(NamedTuple):
     job_id: int | None
     seconds_left: Decimal
 
-    def cursor(self) -> tuple[datetime, int]:
+    def cursor(self) -> tuple[str, int]:
         """The time and the job with which the next read of the lane may begin."""
         if self.job_id is not None and self.seconds_left <= -QUIET:
-            return self.run_at, self.job_id
-        return self.run_at - timedelta(seconds=float(self.seconds_left) + QUIET), 0
+            return self.run_at.isoformat(), self.job_id
+        quiet_until = self.run_at - timedelta(seconds=float(self.seconds_left) + QUIET)
+        return quiet_until.isoformat(), 0
 
 
 class PlacesOfKey(NamedTuple):
@@ -537,23 +569,38 @@ class Admissions:
         return page._replace(are_all=page.number < lanes)
 
     def first_in_lanes(
-        self, lanes: Mapping[LaneKey, FirstRead], *, tasks: str, of_lane: int
+        self,
+        lanes: Mapping[LaneKey, FirstRead | None],
+        *,
+        queues: Sequence[str],
+        tasks: str,
+        of_lane: int,
     ) -> Lanes:
         """The first jobs of these lanes, each from where its last read has begun."""
         documents = []
         for (limit_keys, queue, priority), read in lanes.items():
-            run_at, job_id = read.cursor()
+            run_at, job_id = ("-infinity", 0) if read is None else read.cursor()
             documents.append(
                 {
                     "limit_keys": limit_keys,
                     "queue": queue,
                     "priority": priority,
-                    "run_at": run_at.isoformat(),
+                    "run_at": run_at,
                     "target_id": job_id,
                 }
             )
-        parameters = {"lane": json.dumps(documents), "tasks": tasks, "most_of_lane": of_lane}
+        parameters = {
+            "lane": json.dumps(documents),
+            "queues": array_of(queues),
+            "tasks": tasks,
+            "most_of_lane": of_lane,
+        }
         return _lanes_of(self._fetch(first_in_lanes(), parameters))
+
+    def new_lanes(self, known: Iterable[LaneKey]) -> list[LaneKey]:
+        """Some of the lanes that are not known; none if all are."""
+        lanes = json.dumps([lane._asdict() for lane in (FIRST_LANE, *known)])
+        return [LaneKey(*row) for row in self._fetch(new_lanes(), {"known": lanes})]
 
     def places_under(
         self, keys: Iterable[str], *, paused: Paused, known: Mapping[str, PlacesOfKey] = NONE_KNOWN

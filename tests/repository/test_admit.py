@@ -968,7 +968,10 @@ class TestRoundsOfSomeLanes:
     def admit(self, *keys: str, of: AdmissionRounds | None = None) -> int:
         """Run a round of the lanes under these keys, or of all lanes."""
         admitting = of or self.rounds
-        admitting.begin(admitting.lanes_under(keys) if keys else None)
+        if keys:
+            admitting.begin_some(keys)
+        else:
+            admitting.begin()
         admitted = 0
         while True:
             with self.line.begin():
@@ -977,22 +980,46 @@ class TestRoundsOfSomeLanes:
             if step.is_last:
                 return admitted
 
-    def test_they_read_the_lanes_that_share_a_key_and_no_others(self, engine: Engine) -> None:
+    def test_they_read_the_known_lanes_that_share_a_key_and_no_others(self, engine: Engine) -> None:
         put_some(engine, 3, "task")
         put_some(engine, 3, "bank\ntask")
         put_some(engine, 3, "strict")
         put_some(engine, 3, "fair a")
-        put_some(engine, 3, "fair b")
         self.admit()
 
-        lanes = {name: self.rounds.lanes_under([name]) for name in ("task", "bank", "fair a")}
+        lanes = {name: self.rounds.known.under([name]) for name in ("task", "bank", "fair a")}
 
         names = {name: [lane.limit_keys for lane in found] for name, found in lanes.items()}
         assert names == {
             "task": ["bank\ntask", "task"],
             "bank": ["bank\ntask"],
-            "fair a": ["fair a", "fair b"],  # they take turns
+            "fair a": ["fair a"],
         }
+
+    def test_under_a_fair_limit_a_key_without_a_turn_comes_before_the_others(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        put_some(engine, 5, "fair b")
+        assert self.admit() == 2
+        worker.run_next(Succeeded())
+        new = [*put_some(engine, 1, "fair a"), *put_some(engine, 1, "fair c")]
+        for key, job in zip(("fair a", "fair c"), new, strict=True):
+            assert self.admit("fair b") == 1
+            assert held(engine, key) == [job]
+            worker.run_next(Succeeded())
+
+    def test_a_notification_lets_them_find_new_keys(self, engine: Engine) -> None:
+        put_some(engine, 2, "skip")
+        self.admit()
+        [before], [behind] = put_some(engine, 1, "bank"), put_some(engine, 1, "task")
+
+        assert self.admit("skip") == 0
+        self.rounds.begin_some(None)
+        with self.line.begin():
+            assert self.rounds.step(self.line).admitted == 2
+
+        assert held(engine, "bank") == [before]
+        assert held(engine, "task") == [behind]
 
     def test_a_place_that_was_given_up_is_taken_by_the_next_job(
         self, engine: Engine, worker: LogicalWorker

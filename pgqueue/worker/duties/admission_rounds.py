@@ -89,8 +89,10 @@ class Round:
 
     chosen: list[LaneKey] | None = None
     """The lanes that are left to be read; None: all lanes, in the order of the index."""
+    looks_for_lanes: bool = False
+    """Whether to look for lanes that are not known."""
     found: set[LaneKey] = field(default_factory=set)
-    """The lanes with jobs, of those that were read."""
+    """The lanes that were read."""
     seconds: float = 0.0
     """How long the reads took."""
     after: LaneKey = FIRST_LANE
@@ -146,33 +148,39 @@ class AdmissionRounds:
         self._rules: Rules = {}
         """The limits in force, as they were read last."""
         self._source: object = None
-        """The queues, tasks and pauses of the last round."""
+        """The queues, tasks and pauses of the last round of all lanes."""
         self.full_took = 0.0
         """Seconds that the reads of the last round of all lanes took."""
         self._lanes = 1
         """How many lanes there are, as far as is known."""
         self._swept_to = FIRST_PLACE
 
-    def begin(self, lanes: Collection[LaneKey] | None = None) -> None:
-        """Begin a round of all lanes, or of some of the lanes that are known."""
+    def begin(self) -> None:
+        """Begin a round of all lanes."""
+        self._round = Round()
         if not self._is_only_admitter:
-            source = (tuple(self._queues()), self._tasks(), self._paused())
-            if source != self._source:  # there may be jobs behind the cursors, and other lanes
-                self._source, lanes = source, None
-        self._round = Round(None if lanes is None else list(lanes))
+            self._source = self._source_now()
+
+    def begin_some(self, freed: Collection[str] | None, now: float = 0.0) -> bool:
+        """Begin a round of those lanes from which jobs may be admitted; False if there are none.
+
+        These are the known lanes under keys that may have room, and those whose time has come at
+        ``now``.  With None, and under a fair limit, whose keys take turns, the round also looks for
+        lanes that are not known.
+        """
+        if self._source != self._source_now():  # there may be jobs behind the cursors
+            self.begin()
+            return True
+        fair = {name_of(key) for key in freed or () if is_fair(key, self._rules)}
+        lanes = dict.fromkeys(self.known.all() if freed is None else self.known.under(freed))
+        lanes |= dict.fromkeys([*self.known.under(fair), *self.known.due(now)])
+        self._round = Round(list(lanes), looks_for_lanes=freed is None or bool(fair))
+        return bool(lanes) or self._round.looks_for_lanes
 
     @property
     def is_full(self) -> bool:
         """Whether this round is one of all lanes."""
         return self._round.chosen is None
-
-    def lanes_under(self, keys: Iterable[str]) -> list[LaneKey]:
-        """The known lanes from which jobs may be admitted as these keys have room.
-
-        Under a fair limit, these are the lanes of all its keys.
-        """
-        names = (name_of(key) if is_fair(key, self._rules) else key for key in keys)
-        return self.known.under(names)
 
     def step(self, connection: Connection) -> Step:
         """Admit from the next lanes, in the transaction that the caller has begun."""
@@ -235,7 +243,7 @@ class AdmissionRounds:
         began = time.monotonic()
         page = self._next_page(admissions, per_lane)
         read_at = time.monotonic()
-        self.known.learn(page, read_at, only_with_jobs=self.is_full)
+        self.known.learn(page, read_at)
         read = current.read + page.number
         if self.is_full:
             self._lanes = max(read, 1 if page.are_all else self._lanes)
@@ -260,7 +268,7 @@ class AdmissionRounds:
         if may_have_more or not result.are_all:
             return Step(len(result.jobs), False)
         current.after, current.read = page.last or FIRST_LANE, read
-        current.found.update(page.lanes)
+        current.found.update(page.reads)
         current.fair += fair
         current.are_all_read = page.are_all
         if current.chosen is not None:
@@ -281,19 +289,24 @@ class AdmissionRounds:
 
     def _next_page(self, admissions: Admissions, per_lane: int) -> Lanes:
         """The first jobs of the next lanes of the round."""
-        current = self._round
+        current, paused = self._round, self._paused()
+        queues = [queue for queue in self._queues() if queue not in paused.queues]
         if current.chosen is None:
-            paused = self._paused()
             return admissions.first_waiting(
                 current.after,
-                queues=[queue for queue in self._queues() if queue not in paused.queues],
+                queues=queues,
                 tasks=self._tasks(),
                 lanes=current.most_lanes,
                 of_lane=per_lane,
             )
+        if current.looks_for_lanes:
+            current.looks_for_lanes = False
+            for lane in admissions.new_lanes(self.known.all()):
+                self.known.add(lane)
+                current.chosen.append(lane)
         some = current.chosen[: current.most_lanes]
         page = admissions.first_in_lanes(
-            self.known.last_reads(some), tasks=self._tasks(), of_lane=per_lane
+            self.known.last_reads(some), queues=queues, tasks=self._tasks(), of_lane=per_lane
         )
         return page._replace(are_all=len(some) == len(current.chosen))
 
@@ -388,6 +401,9 @@ class AdmissionRounds:
         stuck = {job.job_id for job in suspected} - admissions.free(suspected) | set(unmoved)
         admissions.drop_useless(job for job in suspected if job.job_id in stuck)
         self._round.locked |= stuck
+
+    def _source_now(self) -> object:
+        return tuple(self._queues()), self._tasks(), self._paused()
 
     def _serialize(self, admissions: Admissions) -> None:
         if self._is_only_admitter:  # another transaction may be rolled back

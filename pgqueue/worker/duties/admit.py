@@ -167,18 +167,18 @@ class Admitter(Loop):
         freed = [self._freed.popleft() for _ in range(len(self._freed))]
         if freed:
             self._is_asked = True
+        has_lanes = True
         if now >= self._next_full():
-            lanes = None
+            rounds.begin()
         elif None in freed:
-            lanes = rounds.known.all()
+            has_lanes = rounds.begin_some(None)
         else:
             keys = {key for keys in freed if keys for key in keys.split(SEPARATOR)}
-            lanes = list({*rounds.lanes_under(keys), *rounds.known.due(now)})
-        rounds.begin(lanes)
+            has_lanes = rounds.begin_some(keys, now)
         if rounds.is_full:
             self._begun += 1
             self._is_asked = self._is_awaited = False
-        return rounds.is_full or bool(lanes)
+        return has_lanes
 
     def _next_full(self) -> float:
         """When the next round of all lanes is due."""

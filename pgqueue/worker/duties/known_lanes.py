@@ -18,14 +18,14 @@ MOST_KEYS = 20_000
 
 
 class KnownLanes:
-    """The lanes with jobs for this worker, and where the next read of each begins.
+    """The lanes in which jobs wait, and where the next read of each begins.
 
-    A job that becomes visible behind a cursor, by a late commit, and a job in a lane that is not
-    known, are found by a read of all lanes from the start.
+    A job that becomes visible before that, by a late commit, is found by a read of all lanes from
+    their starts.
     """
 
     def __init__(self) -> None:
-        self._reads: dict[LaneKey, FirstRead] = {}
+        self._reads: dict[LaneKey, FirstRead | None] = {}
         self._by_name: defaultdict[str, dict[LaneKey, None]] = defaultdict(dict)
         """The lanes under each key, and under the name of its limit, in the order of their finds.
         """
@@ -50,20 +50,23 @@ class KnownLanes:
         """Seconds until the time of a lane comes; None without such a lane."""
         return None if not self._due_at else max(min(self._due_at.values()) - now, 0.0)
 
-    def last_reads(self, lanes: Iterable[LaneKey]) -> dict[LaneKey, FirstRead]:
+    def last_reads(self, lanes: Iterable[LaneKey]) -> dict[LaneKey, FirstRead | None]:
         """What the last reads of these lanes have found first."""
         return {lane: self._reads[lane] for lane in lanes}
 
-    def learn(self, page: Lanes, now: float, *, only_with_jobs: bool) -> None:
+    def add(self, lane: LaneKey) -> None:
+        """Remember a lane, to be read from its start."""
+        if lane not in self._reads:
+            self._reads[lane] = None
+            for name in _names_of(lane):
+                self._by_name[name][lane] = None
+
+    def learn(self, page: Lanes, now: float) -> None:
         """Remember what was read of some lanes."""
         for lane, read in page.reads.items():
-            self._due_at.pop(lane, None)
-            if only_with_jobs and lane not in page.lanes:
-                continue
-            if lane not in self._reads:
-                for name in _names_of(lane):
-                    self._by_name[name][lane] = None
+            self.add(lane)
             self._reads[lane] = read
+            self._due_at.pop(lane, None)
         for lane, seconds in page.seconds_to_due.items():
             self.read_again(lane, now + seconds)
 
@@ -72,7 +75,7 @@ class KnownLanes:
         self._due_at[lane] = min(at, self._due_at.get(lane, at))
 
     def keep(self, found: Collection[LaneKey]) -> None:
-        """Forget all lanes but these and the last of the others: no job waits in these."""
+        """Forget all lanes but these and the last of the others, in which no job waits."""
         empty = [lane for lane in self._reads if lane not in found]
         for lane in empty[:-MOST_EMPTY]:
             del self._reads[lane]
