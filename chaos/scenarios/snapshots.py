@@ -82,7 +82,7 @@ def only_known_places_count(patch: Patch) -> None:
     def learn(self: Any, keys: Any, places: Any) -> None:
         real(self, keys, places)
         for key in keys:
-            self.of_key[key] = self.of_key[key]._replace(after=2**62)
+            self.of_key[key] = (2**62, self.of_key[key][1])
 
     patch.set(KnownPlaces, "learn", learn)
 

@@ -507,17 +507,10 @@ class FirstRead(NamedTuple):
         return quiet_until.isoformat(), 0
 
 
-class PlacesOfKey(NamedTuple):
-    """The places of a key that earlier reads have found."""
-
-    after: int = 0
-    """The greatest id of all that were ever read: a place that was added since has a greater one.
-    """
-    ids: Sequence[int] = ()
-    """Those that were there in the last read."""
-
-
-NEVER_READ = PlacesOfKey()
+PlacesOfKey = tuple[int, tuple[int, ...]]
+"""The places of a key in the last read: the greatest id of all that were ever read, and the ids of
+those that were there.  Plain tuples, which the garbage collector does not visit."""
+NEVER_READ: PlacesOfKey = (0, ())
 NONE_KNOWN: Mapping[str, PlacesOfKey] = {}
 
 
@@ -611,9 +604,9 @@ class Admissions:
         """
         after, ids = [], []
         for key in keys:
-            of_key = known.get(key, NEVER_READ)
-            after.append({"key": key, "after": of_key.after})
-            ids += [{"key": key, "id": each} for each in of_key.ids]
+            last, there = known.get(key, NEVER_READ)
+            after.append({"key": key, "after": last})
+            ids += [{"key": key, "id": each} for each in there]
         documents = {"keys": json.dumps(after), "known": json.dumps(ids)}
         return self._places(places_under(), {**documents, **pause_of(paused)})
 

@@ -173,7 +173,7 @@ class AdmissionRounds:
             return True
         fair = {name_of(key) for key in freed or () if is_fair(key, self._rules)}
         lanes = dict.fromkeys(self.known.all() if freed is None else self.known.under(freed))
-        lanes |= dict.fromkeys([*self.known.under(fair), *self.known.due(now)])
+        lanes |= dict.fromkeys([*self.known.of_limits(fair), *self.known.due(now)])
         self._round = Round(list(lanes), looks_for_lanes=freed is None or bool(fair))
         return bool(lanes) or self._round.looks_for_lanes
 

@@ -5,7 +5,7 @@ of places that were given up.  A read from the start of a lane or a key then ste
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from pgqueue.repository.admit import NEVER_READ, FirstRead, LaneKey, Lanes, PlacesOfKey
 from pgqueue.rules.admission import Place
@@ -26,9 +26,8 @@ class KnownLanes:
 
     def __init__(self) -> None:
         self._reads: dict[LaneKey, FirstRead | None] = {}
-        self._by_name: defaultdict[str, dict[LaneKey, None]] = defaultdict(dict)
-        """The lanes under each key, and under the name of its limit, in the order of their finds.
-        """
+        self._by_key: defaultdict[str, list[LaneKey]] = defaultdict(list)
+        """The lanes under each key."""
         self._due_at: dict[LaneKey, float] = {}
         """When to read a lane again, as a job in it becomes due or gets a token."""
 
@@ -38,9 +37,13 @@ class KnownLanes:
     def all(self) -> list[LaneKey]:
         return list(self._reads)
 
-    def under(self, names: Iterable[str]) -> list[LaneKey]:
-        """The lanes under these keys and limits."""
-        return list(dict.fromkeys(lane for name in names for lane in self._by_name.get(name, ())))
+    def under(self, keys: Iterable[str]) -> list[LaneKey]:
+        """The lanes under these keys."""
+        return list(dict.fromkeys(lane for key in keys for lane in self._by_key.get(key, ())))
+
+    def of_limits(self, names: Collection[str]) -> list[LaneKey]:
+        """The lanes under all keys of these limits."""
+        return self.under(key for key in self._by_key if name_of(key) in names) if names else []
 
     def due(self, now: float) -> list[LaneKey]:
         """The lanes whose time has come."""
@@ -58,8 +61,8 @@ class KnownLanes:
         """Remember a lane, to be read from its start."""
         if lane not in self._reads:
             self._reads[lane] = None
-            for name in _names_of(lane):
-                self._by_name[name][lane] = None
+            for key in lane.limit_keys.split(SEPARATOR):
+                self._by_key[key].append(lane)
 
     def learn(self, page: Lanes, now: float) -> None:
         """Remember what was read of some lanes."""
@@ -80,11 +83,10 @@ class KnownLanes:
         for lane in empty[:-MOST_EMPTY]:
             del self._reads[lane]
             self._due_at.pop(lane, None)
-            for name in _names_of(lane):
-                of_name = self._by_name[name]
-                del of_name[lane]
-                if not of_name:
-                    del self._by_name[name]
+            for key in lane.limit_keys.split(SEPARATOR):
+                self._by_key[key].remove(lane)
+                if not self._by_key[key]:
+                    del self._by_key[key]
 
 
 class KnownPlaces:
@@ -116,15 +118,8 @@ class KnownPlaces:
             ids[place.key].append(place.id)
         of_key = self.of_key
         for key in keys:
-            before = of_key.pop(key, NEVER_READ)  # to the end: the first ones are forgotten first
-            now = ids.get(key)
-            of_key[key] = (
-                PlacesOfKey(max(before.after, *now), now) if now else PlacesOfKey(before.after)
-            )
-        for key in list(self.of_key)[: max(len(self.of_key) - MOST_KEYS, 0)]:
-            del self.of_key[key]
-
-
-def _names_of(lane: LaneKey) -> Mapping[str, None]:
-    keys = lane.limit_keys.split(SEPARATOR)
-    return dict.fromkeys(name for key in keys for name in (key, name_of(key)))
+            last, _ = of_key.pop(key, NEVER_READ)  # to the end: the first ones are forgotten first
+            there = ids.get(key)
+            of_key[key] = (max(last, *there), tuple(there)) if there else (last, ())
+        while len(of_key) > MOST_KEYS:
+            del of_key[next(iter(of_key))]
