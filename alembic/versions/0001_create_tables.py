@@ -420,15 +420,16 @@ def create_limits() -> None:
     create_table(
         "limit_places",
         text("limit_key"),
+        id_column(),
         number("job_id", sa.BigInteger),
-        key("limit_places", "limit_key", "job_id"),
+        key("limit_places", "limit_key", "id"),
         storage=EMPTIED_OFTEN,
     )
     create_table(
         "limit_buckets",
         text("limit_key"),
         time("full_at", null=False),
-        key("limit_buckets", "limit_key"),
+        key("limit_buckets", "limit_key", "full_at"),
     )
     create_index("limit_buckets_full_at", "limit_buckets", ["full_at"])
 

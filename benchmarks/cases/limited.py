@@ -9,6 +9,7 @@ from benchmarks.arena import Arena
 from benchmarks.case import Bench, Finding, Size, case, in_turns
 from benchmarks.cases.drains import RATE
 from benchmarks.cases.pickup import quantile
+from benchmarks.cases.unkind import snapshot
 from benchmarks.systems import PGQUEUE, PGQUEUER
 
 BLOCKED_FOR = 15.0
@@ -139,6 +140,45 @@ def drain_fair(bench: Bench, size: Size) -> Finding:
     for name, values in found.items():
         finding.add(name, values, RATE)
     return finding
+
+
+@case(
+    smoke=Size(jobs=100, rows=200),
+    usual=Size(jobs=2_000, rows=8_000, turns=3),
+    full=Size(jobs=10_000, rows=40_000, turns=5),
+)
+def held_limits(bench: Bench, size: Size) -> Finding:
+    """The last jobs of a backlog under limits that a worker runs while a transaction holds its
+    snapshot, compared with the same jobs without the transaction."""
+    finding = Finding()
+    kinds = (
+        PGQUEUE.given("at most 10", limit=10),
+        PGQUEUE.given("strict, 50 keys", limit=1, strict=True, keys=50),
+        PGQUEUE.given("a rate, 100 keys", limit=100_000, burst=1_000, keys=100),
+        PGQUEUE.given("fair_by, 100 keys", fair=True, keys=100),
+    )
+    for kind in kinds:
+        calm: list[float] = []
+        held: list[float] = []
+        with bench.arena(kind) as arena:
+            for _ in range(size.turns):
+                calm.append(_rate_of_last(arena, size.jobs, before=size.rows))
+                with snapshot(arena):
+                    held.append(_rate_of_last(arena, size.jobs, before=size.rows))
+        ours = finding.add(f"{kind.setting}, snapshot held", held, RATE)
+        finding.ratio(ours, finding.add(f"{kind.setting}, nothing held", calm, RATE), at_least=0.9)
+    return finding
+
+
+def _rate_of_last(arena: Arena, jobs: int, *, before: int) -> float:
+    """jobs/s of the last ones of a backlog, behind others."""
+    total = before + jobs
+    arena.fill(total)
+    arena.calm()
+    with arena.workers() as processes:
+        arena.wait_for_starts(total, processes)
+    times = sorted(arena.starts.of(number)[0] for number in range(total))
+    return jobs / (times[-1] - times[-jobs])
 
 
 def _rate_of_others(arena: Arena, jobs: int, *, blocked: int) -> float:

@@ -2,12 +2,13 @@
 
 Options: ``handler`` (sync, async, transactional, process), ``concurrency``, ``notify``, ``poll``,
 ``padding`` (bytes that each payload carries along), ``limit`` (how many jobs of a key run at once),
-``keys`` (over which the jobs are spread), ``fair`` (whether the keys take turns), ``seconds`` (for
-which each job of a bulk runs), ``batch`` (whether the jobs of a bulk are one batch), ``graph``
-(they are a workflow: "fan", all but two between the first and the last; "chain", each after the one
-before; "steps", they are the steps of one job), ``callback`` (the number of the callback of the
-batch), ``statistics`` (whether the worker counts its attempts), ``queues`` (over which the jobs are
-spread; the worker serves all).
+``strict`` (whether they run in order), ``burst`` (``limit`` jobs start in a second, and so many at
+once), ``keys`` (over which the jobs are spread), ``fair`` (whether the keys take turns),
+``seconds`` (for which each job of a bulk runs), ``batch`` (whether the jobs of a bulk are one
+batch), ``graph`` (they are a workflow: "fan", all but two between the first and the last; "chain",
+each after the one before; "steps", they are the steps of one job), ``callback`` (the number of the
+callback of the batch), ``statistics`` (whether the worker counts its attempts), ``queues`` (over
+which the jobs are spread; the worker serves all).
 """
 
 import time
@@ -35,6 +36,10 @@ EFFECT = sa.insert(sa.table("effects", sa.column("job")))
 PADDING = option("padding", 0)
 KEYS = option("keys", 0)
 LIMIT = option("limit", None)
+BURST = option("burst", None)
+MORE = {"order": "strict" if option("strict", False) else "any"}
+if BURST is not None:
+    MORE = {"per": timedelta(seconds=1), "burst": BURST}
 QUEUES = option("queues", 0)
 SECONDS = option("seconds", 0)
 CALLBACK = option("callback", None)
@@ -48,7 +53,7 @@ if option("handler", "sync") == "sync":
 
     @queue.task(
         name="nothing",
-        limit=() if LIMIT is None else Limit(LIMIT, by="key"),
+        limit=() if LIMIT is None else Limit(LIMIT, by="key", **MORE),
         fair_by="key" if option("fair", False) else (),
     )
     def nothing(

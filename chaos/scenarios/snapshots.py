@@ -15,9 +15,11 @@ from chaos.environment import Environment
 from chaos.interleavings.logical_workers import LogicalWorker, worker_settings
 from chaos.mutations import Patch, mutation
 from chaos.plans import AUTO_EXPLAIN, plans_of, prepare_at_once
-from chaos.sample_tasks import call
+from chaos.sample_tasks import call, queue
 from chaos.scenario import Size, scenario
+from chaos.scenarios.limits import KEYS, LimitedJobs, call_in_turn
 from pgqueue.cli import main
+from pgqueue.repository.admit import QUIET
 from pgqueue.repository.health import Health, OldTransaction
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.tables import array_of
@@ -30,6 +32,10 @@ SOME = 12
 MOST = 5
 """Times as many pages as at the start, for one claim."""
 HOLDER = "monthly_report"
+ADMITTERS = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name LIKE '%admitter%'
+"""
 
 
 @mutation
@@ -51,6 +57,34 @@ def doctor_looks_at_writers(patch: Patch) -> None:
         return [OldTransaction(*row) for row in self._executor.execute(writers, {"age": age})]
 
     patch.set(Health, "old_transactions", old_transactions)
+
+
+@mutation
+def no_round_reads_all_lanes(patch: Patch) -> None:
+    """An admitter reads only the lanes that it knows, from where its last read has begun."""
+    from pgqueue.worker.duties.admit import Admitter
+
+    real = Admitter._next_full
+
+    def once(self: Any) -> float:
+        return real(self) if not self._begun else float("inf")
+
+    patch.set(Admitter, "_next_full", once)
+
+
+@mutation
+def only_known_places_count(patch: Patch) -> None:
+    """An admitter trusts its memory of places, and does not look for those of other workers."""
+    from pgqueue.worker.duties.known_lanes import KnownPlaces
+
+    real = KnownPlaces.learn
+
+    def learn(self: Any, keys: Any, places: Any) -> None:
+        real(self, keys, places)
+        for key in keys:
+            self.of_key[key] = (2**62, self.of_key[key][1])
+
+    patch.set(KnownPlaces, "learn", learn)
 
 
 class Claimer:
@@ -110,6 +144,50 @@ def held_snapshot(environment: Environment, size: Size) -> None:
     words = f"{after} pages were touched by a claim, {before} before the snapshot was taken"
     environment.expect(after <= MOST * before, words)
     environment.judge()
+
+
+@scenario(
+    promises="P6 P13",
+    full=Size(jobs=10_000, workers=4, faults=30),
+    short=Size(jobs=200, workers=3, faults=3),
+    mutated={
+        "no_round_reads_all_lanes": "all jobs end",
+        "only_known_places_count": "ran at once",
+    },
+    alone=True,
+)
+def limits_under_a_held_snapshot(environment: Environment, size: Size) -> None:
+    """A transaction keeps its snapshot while workers with limits are killed: each limit holds, and
+    a job that is committed late is admitted."""
+    with _snapshot(environment):
+        limited = LimitedJobs(environment, size.faults)
+        environment.enqueue(call, [()] * size.jobs)
+        workers = environment.workers(size.workers, concurrency=4, poll_interval=0.1)
+        left = environment.unfinished()
+        for number in range(size.faults):
+            environment.until_left(left - (number + 1) * left // (size.faults + 2))
+            workers.kill_one()
+        more = 2 * _commit_late(environment, size.workers)
+        environment.finish(workers)
+    limited.judge()
+    environment.judge(succeeded=size.jobs + limited.succeeded() + more)
+
+
+def _commit_late(environment: Environment, workers: int) -> int:
+    """Commit jobs that every worker has passed over, behind as many others; how many."""
+    environment.until_ended()
+    environment.until(
+        lambda: environment.scalar(ADMITTERS) == workers, what="the last workers admit jobs"
+    )
+    jobs = [(key,) for key in KEYS]
+    with queue.session() as late:
+        call_in_turn.options(max_attempts=1000).enqueue_many(late, jobs)
+        environment.let_pass(2 * QUIET)
+        environment.enqueue(call_in_turn.options(max_attempts=1000), jobs)
+        environment.until_ended()
+        late.commit()
+    environment.count("late commits", len(jobs))
+    return len(jobs)
 
 
 def _flow(environment: Environment, claimer: Claimer, count: int) -> None:

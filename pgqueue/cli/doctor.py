@@ -135,8 +135,10 @@ REMEDIES: dict[str, tuple[str, ...]] = {
     "a waiting message stands where its job says": (_NOT_WAITING, _CANCEL, _REQUEUE),
     "a waiting job has neither message nor lease": (_NOT_WAITING,),
     "an admitted job has a place in each of its limits": (
-        "INSERT INTO {schema}.limit_places (limit_key, job_id) SELECT unnest(string_to_array("
-        "limit_keys, chr(10))), id FROM {schema}.jobs WHERE id = {id} ON CONFLICT DO NOTHING",
+        "INSERT INTO {schema}.limit_places (limit_key, job_id) SELECT limit_key, id "
+        "FROM {schema}.jobs, unnest(string_to_array(limit_keys, chr(10))) AS limit_key "
+        "WHERE id = {id} AND NOT EXISTS (SELECT FROM {schema}.limit_places AS place "
+        "WHERE place.limit_key = limit_key.limit_key AND job_id = id)",
     ),
     "a job of a batch has its batch": (
         "DELETE FROM {schema}.batch_jobs WHERE job_id = {id} AND NOT EXISTS "

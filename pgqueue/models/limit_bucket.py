@@ -11,8 +11,9 @@ from pgqueue.models.base import Base
 class LimitBucket(Base):
     """The token bucket of one key of a rate, while it is not full.
 
-    Each start that is admitted moves ``full_at`` by one spacing.  A row whose time has passed says
-    the same as no row, and is deleted later.
+    Each start that is admitted moves ``full_at`` by one spacing: a new row replaces the old one.
+    So the newest row is the last of its key in the index, and a read of it passes no dead entries.
+    A row whose time has passed says the same as no row, and is deleted later.
     """
 
     __tablename__ = "limit_buckets"
@@ -20,5 +21,5 @@ class LimitBucket(Base):
 
     limit_key: Mapped[str] = mapped_column(primary_key=True)
 
-    full_at: Mapped[datetime]
+    full_at: Mapped[datetime] = mapped_column(primary_key=True)
     """When the bucket is full again, if no other job starts until then."""

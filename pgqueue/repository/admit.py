@@ -14,6 +14,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from pgqueue.repository.deadlines import meta_after_admission
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import DISPATCHED
-from pgqueue.repository.reading import moment, readable
+from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
     CTID,
@@ -55,6 +56,9 @@ from pgqueue.rules.limits import SEPARATOR
 
 LANE = ("limit_keys", "queue", "priority")
 """The columns of a lane: the primary key of a waiting message without its time and its job."""
+ADMITTED = "admitted"
+"""The word of a notification that there are messages, and no other jobs that wait to be admitted.
+"""
 PAUSED = array_parameter("paused", sa.Text)
 PAUSED_TASKS = array_parameter("paused_tasks", sa.Text)
 ONE = sa.literal_column("1", sa.Integer)
@@ -63,52 +67,91 @@ JOB_IDS = pg.unnest(array_parameter("job_ids", sa.BigInteger))
 
 @cache
 def serialize_admissions() -> sa.Executable:
-    """Wait for the transaction that admits, and keep others out until this one ends.
+    """Wait for the transaction that admits, and keep others out until this one ends; returns the
+    session of the server.
 
     A separate statement: the next one then sees what the other transaction has committed.
     """
-    return sa.select(
-        pg.pg_advisory_xact_lock(sa.literal_column(str(lock_key("admission")), sa.BigInteger))
-    )
+    lock = sa.literal_column(str(lock_key("admission")), sa.BigInteger)
+    session = (pg.pg_backend_pid(), moment(pg.pg_postmaster_start_time()))
+    return sa.select(pg.pg_advisory_xact_lock(lock), *session)
 
 
 @cache
 def first_waiting() -> sa.Executable:
     """The first jobs of the next lanes, and the seconds until each job is due.
 
-    Reads only jobs of these queues and tasks; a lane without such jobs has a row with NULL.  The
-    statement steps from lane to lane in the index, so a lane with a million jobs takes no longer
-    than a lane with ten.
+    Reads only jobs of these queues and tasks; a lane without such jobs has a row with the time now.
+    The statement steps from lane to lane in the index, so a lane with a million jobs takes no
+    longer than a lane with ten.
     """
-    lanes = _lanes().limit(sa.bindparam("most_lanes", type_=sa.Integer)).subquery("lane")
-    first = (
-        sa.select(waiting_messages.c.run_at, waiting_messages.c.target_id)
-        .where(
-            *equal(waiting_messages, lanes, LANE),
-            lanes.c.queue == sa.any_(array_parameter("queues", sa.Text)),
-            waiting_messages.c.task == sa.any_(array_parameter("tasks", sa.Text)),
-        )
-        .order_by(waiting_messages.c.run_at, waiting_messages.c.target_id)
-        .limit(sa.bindparam("most_of_lane", type_=sa.Integer))
-        .lateral("first")
+    lane = _lanes().limit(sa.bindparam("most_lanes", type_=sa.Integer)).subquery("lane")
+    return _with_first_jobs(lane, lane.c.queue == sa.any_(array_parameter("queues", sa.Text)))
+
+
+@cache
+def first_in_lanes() -> sa.Executable:
+    """The same of some lanes, each from its cursor on, which is a time and a job."""
+    lane = document(
+        "lane",
+        sa.column("limit_keys", sa.Text),
+        sa.column("queue", sa.Text),
+        sa.column("priority", sa.SmallInteger),
+        sa.column("run_at", sa.DateTime(timezone=True)),
+        sa.column("target_id", sa.BigInteger),
     )
-    seconds_left = sa.func.extract("epoch", first.c.run_at - pg.statement_timestamp())
-    return (
-        sa.select(*(lanes.c[name] for name in LANE), *map(readable, first.c), seconds_left)
-        .select_from(lanes.outerjoin(first, sa.true()))
-        .order_by(*(lanes.c[name] for name in LANE))
+    key = sa.tuple_(waiting_messages.c.run_at, waiting_messages.c.target_id)
+    is_served = lane.c.queue == sa.any_(array_parameter("queues", sa.Text))
+    return _with_first_jobs(lane, is_served, key >= sa.tuple_(lane.c.run_at, lane.c.target_id))
+
+
+@cache
+def new_lanes() -> sa.Executable:
+    """The first lane between each two of the known lanes, and the first behind the last of them.
+
+    Found by a range of the index, so that the dead entries of the known lanes are not read.  The
+    known lanes are sorted here: Python may compare texts otherwise.
+    """
+    known = document(
+        "known",
+        sa.column("limit_keys", sa.Text),
+        sa.column("queue", sa.Text),
+        sa.column("priority", sa.SmallInteger),
+    )
+    columns = [known.c[name] for name in LANE]
+    following = [
+        pg.lead(column).over(order_by=columns).label(f"next_{column.name}") for column in columns
+    ]
+    gap = sa.select(*columns, *following).cte("gap")
+    of_message = [waiting_messages.c[name] for name in LANE]
+    first = sa.select(*of_message).order_by(*of_message).limit(ONE)
+    behind = sa.tuple_(*of_message) > sa.tuple_(*(gap.c[name] for name in LANE))
+    before = sa.tuple_(*of_message) < sa.tuple_(*(gap.c[f"next_{name}"] for name in LANE))
+    between = first.where(behind, before).lateral("between_")
+    last = first.where(behind).lateral("last_")
+    return sa.union_all(
+        sa.select(between).select_from(gap.join(between, sa.true())),
+        sa.select(last).select_from(gap.join(last, gap.c.next_queue.is_(None))),
     )
 
 
 @cache
 def places_under() -> sa.Executable:
-    """All places under these keys, and whether they are held."""
-    keys = document("keys", sa.column("key", sa.Text))
-    place = limit_places.c
-    places = sa.select(place.limit_key, place.job_id).join_from(
-        keys, limit_places, place.limit_key == keys.c.key
+    """The known places under these keys, those after the last known one, and whether they are held.
+
+    A known place is found by its whole key: a scan of all places of a key steps over dead index
+    entries.
+    """
+    keys = document("keys", sa.column("key", sa.Text), sa.column("after", sa.BigInteger))
+    known = document("known", sa.column("key", sa.Text), sa.column("id", sa.BigInteger))
+    new = _places_of(keys, limit_places.c.id > keys.c.after, name="new")
+    old = _places_of(known, limit_places.c.id == known.c.id, name="old")
+    return with_state(
+        sa.union_all(
+            sa.select(keys.c.key.label("limit_key"), new).select_from(keys.join(new, sa.true())),
+            sa.select(known.c.key, old).select_from(known.join(old, sa.true())),
+        ).subquery("place")
     )
-    return with_state(places.subquery("place"))
 
 
 @cache
@@ -116,35 +159,49 @@ def buckets() -> sa.Executable:
     """When the token bucket of each key is full again, NULL if it is full; and the time now."""
     keys = document("keys", sa.column("key", sa.Text))
     bucket = limit_buckets.c
-    times = (moment(bucket.full_at), moment(pg.statement_timestamp()))
-    return sa.select(keys.c.key, *times).join_from(
-        keys, limit_buckets, bucket.limit_key == keys.c.key, isouter=True
+    newest = (
+        sa.select(bucket.full_at)
+        .where(bucket.limit_key == keys.c.key)
+        .order_by(bucket.limit_key.desc(), bucket.full_at.desc())
+        .limit(ONE)
+        .lateral("newest")
     )
+    times = (moment(newest.c.full_at), moment(pg.statement_timestamp()))
+    return sa.select(keys.c.key, *times).select_from(keys.outerjoin(newest, sa.true()))
 
 
 @cache
 def write_buckets() -> sa.Executable:
-    """Write when token buckets are full again."""
+    """Write when token buckets are full again, and delete what they had before."""
     given = document(
-        "given", sa.column("limit_key", sa.Text), sa.column("full_at", sa.DateTime(timezone=True))
+        "given",
+        sa.column("limit_key", sa.Text),
+        sa.column("before", sa.DateTime(timezone=True)),
+        sa.column("full_at", sa.DateTime(timezone=True)),
+    )
+    bucket = limit_buckets.c
+    gone = sa.delete(limit_buckets).where(
+        bucket.limit_key == given.c.limit_key, bucket.full_at == given.c.before
     )
     rows = sa.select(given.c.limit_key, given.c.full_at).order_by(given.c.limit_key)
     new = pg_insert(limit_buckets).from_select(["limit_key", "full_at"], rows)
-    return new.on_conflict_do_update(
-        index_elements=[limit_buckets.c.limit_key], set_={"full_at": new.excluded.full_at}
-    )
+    return new.on_conflict_do_nothing().add_cte(gone.cte("gone"))
 
 
 @cache
 def delete_full_buckets() -> sa.Executable:
-    """Delete some rows of full buckets: a bucket without a row counts as full."""
+    """Delete some rows of full buckets: a bucket without a row counts as full.
+
+    Only admissions write buckets, and this is in one: no row moves meanwhile.
+    """
     full = (
-        sa.select(limit_buckets.c.limit_key)
+        sa.select(CTID)
+        .select_from(limit_buckets)
         .where(limit_buckets.c.full_at <= pg.statement_timestamp())
         .order_by(limit_buckets.c.full_at)
         .limit(sa.bindparam("most", type_=sa.Integer))
     )
-    return sa.delete(limit_buckets).where(limit_buckets.c.limit_key == among(full))
+    return sa.delete(limit_buckets).where(among(full) == CTID)
 
 
 @cache
@@ -153,9 +210,9 @@ def places_after() -> sa.Executable:
     place = limit_places.c
     after = sa.tuple_(text_parameter("after_key"), sa.bindparam("after_id", type_=sa.BigInteger))
     some = (
-        sa.select(place.limit_key, place.job_id)
-        .where(sa.tuple_(place.limit_key, place.job_id) > after)
-        .order_by(place.limit_key, place.job_id)
+        sa.select(limit_places)
+        .where(sa.tuple_(place.limit_key, place.id) > after)
+        .order_by(place.limit_key, place.id)
         .limit(sa.bindparam("most", type_=sa.Integer))
         .subquery("place")
     )
@@ -167,19 +224,16 @@ def add_places() -> sa.Executable:
     """Give jobs that were just admitted more places."""
     more = document("more", sa.column("limit_key", sa.Text), sa.column("job_id", sa.BigInteger))
     rows = sa.select(more.c.limit_key, more.c.job_id).order_by(more.c.limit_key, more.c.job_id)
-    return (
-        pg_insert(limit_places).from_select(["limit_key", "job_id"], rows).on_conflict_do_nothing()
-    )
+    return sa.insert(limit_places).from_select(["limit_key", "job_id"], rows)
 
 
 @cache
 def delete_places() -> sa.Executable:
     """Delete places that were found free: only an admission could make them held again."""
-    free = document("free", sa.column("limit_key", sa.Text), sa.column("job_id", sa.BigInteger))
-    place = limit_places.c
-    return sa.delete(limit_places).where(
-        place.limit_key == free.c.limit_key, place.job_id == free.c.job_id
-    )
+    free = document("free", sa.column("key", sa.Text), sa.column("id", sa.BigInteger))
+    place = _places_of(free, limit_places.c.id == free.c.id, CTID, name="place")
+    ctids = sa.select(place.c.ctid).select_from(free.join(place, sa.true()))
+    return sa.delete(limit_places).where(among(ctids) == CTID)
 
 
 @cache
@@ -193,7 +247,7 @@ def lock_admitted() -> sa.Executable:
 
 @cache
 def send_back() -> sa.Executable:
-    """Make admitted jobs that cannot start now wait again; their places become free.
+    """Make admitted jobs that cannot start now wait again; so their places are free.
 
     The rows are locked, so no worker can start the jobs.  A job with a lease that a crash has left
     is not moved.
@@ -210,17 +264,7 @@ def send_back() -> sa.Executable:
         gone, job, job.c.id == gone.c.target_id
     )
     waiting = sa.insert(waiting_messages).from_select(["limit_keys", *names], rows).cte("waiting")
-    key = pg.unnest(pg.string_to_array(job.c.limit_keys, NEWLINE)).label("limit_key")
-    left = (
-        sa.select(key, job.c.id)
-        .join_from(gone, job, job.c.id == gone.c.target_id)
-        .subquery("left_")
-    )
-    place = limit_places.c
-    places = sa.delete(limit_places).where(
-        place.limit_key == left.c.limit_key, place.job_id == left.c.id
-    )
-    return sa.select(gone.c.target_id).add_cte(waiting, places.cte("places"))
+    return sa.select(gone.c.target_id).add_cte(waiting)
 
 
 @cache
@@ -253,14 +297,12 @@ def admit(*, notify: bool) -> sa.Executable:
     rows = sa.select(*(job.c[name] for name in names), alone).order_by(job.c.run_at)
     columns = [*("target_id" if name == "id" else name for name in names), "alone"]
     message = sa.insert(message_queue).from_select(columns, rows).cte("message")
-    woken = sa.select(wake_up_call() if notify else sa.true()).scalar_subquery()
+    woken = sa.select(wake_up_call(ADMITTED) if notify else sa.true()).scalar_subquery()
     key = pg.unnest(pg.string_to_array(taken.c.limit_keys, NEWLINE))
-    places = pg_insert(limit_places).from_select(
+    places = sa.insert(limit_places).from_select(
         ["limit_key", "job_id"], sa.select(key, taken.c.target_id)
     )
-    return sa.select(job.c.id, woken).add_cte(
-        message, places.on_conflict_do_nothing().cte("places")
-    )
+    return sa.select(job.c.id, woken).add_cte(message, places.cte("places"))
 
 
 @cache
@@ -314,6 +356,48 @@ def _lanes() -> sa.Select[*tuple[Any, ...]]:
     return sa.select(lanes.union_all(step))
 
 
+def _places_of(
+    given: sa.TableValuedAlias,
+    condition: sa.ColumnElement[bool],
+    *columns: sa.ColumnElement[Any],
+    name: str,
+) -> sa.sql.selectable.LateralFromClause:
+    """The places of a key.  OFFSET keeps the planner from a scan of all places: it does not know
+    how many dead entries the index has."""
+    return (
+        sa.select(*(columns or (limit_places.c.id, limit_places.c.job_id)))
+        .select_from(limit_places)
+        .where(limit_places.c.limit_key == given.c.key, condition)
+        .offset(AS_IT_STANDS)
+        .lateral(name)
+    )
+
+
+def _with_first_jobs(
+    lane: sa.Subquery | sa.TableValuedAlias, *are_read: sa.ColumnElement[bool]
+) -> sa.Select[*tuple[Any, ...]]:
+    """These lanes with the first of the jobs that are to be read."""
+    first = (
+        sa.select(waiting_messages.c.run_at, waiting_messages.c.target_id)
+        .where(
+            *equal(waiting_messages, lane, LANE),
+            *are_read,
+            waiting_messages.c.task == sa.any_(array_parameter("tasks", sa.Text)),
+        )
+        .order_by(waiting_messages.c.run_at, waiting_messages.c.target_id)
+        .limit(sa.bindparam("most_of_lane", type_=sa.Integer))
+        .lateral("first")
+    )
+    now = pg.statement_timestamp()
+    run_at = sa.func.coalesce(first.c.run_at, now)
+    order = [lane.c[name] for name in LANE]
+    return (
+        sa.select(*order, moment(run_at), first.c.target_id, sa.extract("epoch", run_at - now))
+        .select_from(lane.outerjoin(first, sa.true()))
+        .order_by(*order, first.c.run_at, first.c.target_id)
+    )
+
+
 def with_state(place: sa.Subquery | sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
     """Places, and whether their jobs hold them, may go back and have started.
 
@@ -332,7 +416,14 @@ def with_state(place: sa.Subquery | sa.FromClause) -> sa.Select[*tuple[Any, ...]
         .limit(ONE)
         .lateral("message")
     )
-    leased = sa.exists().where(leases.c.target_id == place.c.job_id)
+    # OFFSET keeps the planner from a scan of all leases, which steps over dead index entries.
+    lease = (
+        sa.select(leases.c.target_id)
+        .where(leases.c.target_id == place.c.job_id)
+        .offset(AS_IT_STANDS)
+        .lateral("lease")
+    )
+    leased = lease.c.target_id.is_not(None)
     later = message.c.run_at > pg.statement_timestamp()
     return sa.select(
         place.c.limit_key,
@@ -350,7 +441,10 @@ def with_state(place: sa.Subquery | sa.FromClause) -> sa.Select[*tuple[Any, ...]
         leased.label("has_started"),
         job.c.queue,
         job.c.priority,
-    ).select_from(place.outerjoin(job, sa.true()).outerjoin(message, sa.true()))
+        place.c.id,
+    ).select_from(
+        place.outerjoin(job, sa.true()).outerjoin(message, sa.true()).outerjoin(lease, sa.true())
+    )
 
 
 def _is_paused(message: sa.FromClause) -> sa.ColumnElement[bool]:
@@ -393,6 +487,31 @@ FIRST_LANE = LaneKey("", "", -1)
 """Before all lanes."""
 FIRST_PLACE = ("", 0)
 """Before all places."""
+QUIET = 1
+"""Seconds for which a cursor stays behind the time of the database: a transaction that is about to
+commit may have inserted a job that is due now."""
+
+
+class FirstRead(NamedTuple):
+    """The first job that a read of a lane has found; without a job, the time of the read."""
+
+    run_at: datetime
+    job_id: int | None
+    seconds_left: Decimal
+
+    def cursor(self) -> tuple[str, int]:
+        """The time and the job with which the next read of the lane may begin."""
+        if self.job_id is not None and self.seconds_left <= -QUIET:
+            return self.run_at.isoformat(), self.job_id
+        quiet_until = self.run_at - timedelta(seconds=float(self.seconds_left) + QUIET)
+        return quiet_until.isoformat(), 0
+
+
+PlacesOfKey = tuple[int, tuple[int, ...]]
+"""The places of a key in the last read: the greatest id of all that were ever read, and the ids of
+those that were there.  Plain tuples, which the garbage collector does not visit."""
+NEVER_READ: PlacesOfKey = (0, ())
+NONE_KNOWN: Mapping[str, PlacesOfKey] = {}
 
 
 class Lanes(NamedTuple):
@@ -406,8 +525,10 @@ class Lanes(NamedTuple):
     """Whether there are no lanes after them."""
     lanes: dict[LaneKey, list[WaitingJob]]
     """The first jobs of each lane that has any for this worker."""
-    seconds_to_next: float | None
-    """How long until the next of these jobs is due; None if all are due."""
+    reads: dict[LaneKey, FirstRead]
+    """What was first in each lane."""
+    seconds_to_due: dict[LaneKey, float]
+    """How long until the next of these jobs is due, for each lane with such a job."""
 
 
 class Admissions:
@@ -416,9 +537,13 @@ class Admissions:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def serialize(self) -> None:
-        """Wait until no other transaction admits; none does until this one ends."""
-        self._executor.execute(serialize_admissions())
+    def serialize(self) -> object:
+        """Wait until no other transaction admits; none does until this one ends.
+
+        Returns the session of the server, which is another one after a failover or a crash.
+        """
+        [(_, *session)] = self._fetch(serialize_admissions(), {})
+        return tuple(session)
 
     def first_waiting(
         self, after: LaneKey, *, queues: Sequence[str], tasks: str, lanes: int, of_lane: int
@@ -433,27 +558,57 @@ class Admissions:
             "most_lanes": lanes,
             "most_of_lane": of_lane,
         }
-        found: dict[LaneKey, list[WaitingJob]] = {}
-        later: list[float] = []
-        number, last, keys = 0, None, tuple[str, ...]()
-        for *lane, run_at, job_id, seconds_left in self._fetch(first_waiting(), parameters):
-            if lane != last:
-                number, last = number + 1, lane
-                key, keys = LaneKey(*lane), tuple(lane[0].split(SEPARATOR))
-            if job_id is None:
-                continue
-            is_due = seconds_left <= 0
-            job = WaitingJob(keys, key.priority, run_at, job_id, is_due, key.queue)
-            found.setdefault(key, []).append(job)
-            if not is_due:
-                later.append(float(seconds_left))
-        up_to = LaneKey(*last) if last else None
-        return Lanes(number, up_to, number < lanes, found, min(later, default=None))
+        page = _lanes_of(self._fetch(first_waiting(), parameters))
+        return page._replace(are_all=page.number < lanes)
 
-    def places_under(self, keys: Iterable[str], *, paused: Paused) -> list[Place]:
-        """All places under these keys."""
-        documents = json.dumps([{"key": key} for key in keys])
-        return self._places(places_under(), {"keys": documents, **pause_of(paused)})
+    def first_in_lanes(
+        self,
+        lanes: Mapping[LaneKey, FirstRead | None],
+        *,
+        queues: Sequence[str],
+        tasks: str,
+        of_lane: int,
+    ) -> Lanes:
+        """The first jobs of these lanes, each from where its last read has begun."""
+        documents = []
+        for (limit_keys, queue, priority), read in lanes.items():
+            run_at, job_id = ("-infinity", 0) if read is None else read.cursor()
+            documents.append(
+                {
+                    "limit_keys": limit_keys,
+                    "queue": queue,
+                    "priority": priority,
+                    "run_at": run_at,
+                    "target_id": job_id,
+                }
+            )
+        parameters = {
+            "lane": json.dumps(documents),
+            "queues": array_of(queues),
+            "tasks": tasks,
+            "most_of_lane": of_lane,
+        }
+        return _lanes_of(self._fetch(first_in_lanes(), parameters))
+
+    def new_lanes(self, known: Iterable[LaneKey]) -> list[LaneKey]:
+        """Some of the lanes that are not known; none if all are."""
+        lanes = json.dumps([lane._asdict() for lane in (FIRST_LANE, *known)])
+        return [LaneKey(*row) for row in self._fetch(new_lanes(), {"known": lanes})]
+
+    def places_under(
+        self, keys: Iterable[str], *, paused: Paused, known: Mapping[str, PlacesOfKey] = NONE_KNOWN
+    ) -> list[Place]:
+        """All places under these keys.
+
+        ``known``: the places that the same session of the server has read in an earlier admission.
+        """
+        after, ids = [], []
+        for key in keys:
+            last, there = known.get(key, NEVER_READ)
+            after.append({"key": key, "after": last})
+            ids += [{"key": key, "id": each} for each in there]
+        documents = {"keys": json.dumps(after), "known": json.dumps(ids)}
+        return self._places(places_under(), {**documents, **pause_of(paused)})
 
     def buckets(self, keys: Iterable[str]) -> Buckets:
         """The token buckets of these keys; there must be at least one key."""
@@ -461,9 +616,18 @@ class Admissions:
         rows = self._fetch(buckets(), {"keys": documents})
         return Buckets(rows[0][2], {key: full_at for key, full_at, _ in rows if full_at})
 
-    def write_buckets(self, full_at: Mapping[str, datetime]) -> None:
-        """Write when token buckets are full again."""
-        buckets = [{"limit_key": key, "full_at": at.isoformat()} for key, at in full_at.items()]
+    def write_buckets(self, full_at: Mapping[str, datetime], *, before: Buckets) -> None:
+        """Write when token buckets are full again; ``before``: what was read of them."""
+        were = before.full_at
+        buckets = [
+            {
+                "limit_key": key,
+                "before": were[key].isoformat() if key in were else None,
+                "full_at": at.isoformat(),
+            }
+            for key, at in full_at.items()
+            if at != were.get(key)
+        ]
         self._executor.execute(write_buckets(), {"given": json.dumps(buckets)})
 
     def delete_full_buckets(self, *, most: int) -> None:
@@ -481,7 +645,7 @@ class Admissions:
 
     def delete_places(self, places: Iterable[Place]) -> None:
         """Delete places that are free."""
-        free = [{"limit_key": place.key, "job_id": place.job_id} for place in places]
+        free = [{"key": place.key, "id": place.id} for place in places]
         self._executor.execute(delete_places(), {"free": json.dumps(free)})
 
     def send_back(self, job_ids: Sequence[int], *, paused: Paused) -> set[int]:
@@ -552,6 +716,29 @@ class Admissions:
 
     def _fetch(self, statement: sa.Executable, parameters: dict[str, Any]) -> Sequence[Any]:
         return fetch(self._executor, statement, parameters)
+
+
+def _lanes_of(rows: Iterable[Any]) -> Lanes:
+    found: dict[LaneKey, list[WaitingJob]] = {}
+    reads: dict[LaneKey, FirstRead] = {}
+    later: dict[LaneKey, float] = {}
+    lane: tuple[Any, ...] = ()
+    key, keys, jobs = FIRST_LANE, tuple[str, ...](), list[WaitingJob]()
+    for row in rows:
+        run_at, job_id, seconds_left = row[3:]
+        if row[:3] != lane:
+            lane = row[:3]
+            key, keys, jobs = LaneKey(*lane), tuple(lane[0].split(SEPARATOR)), []
+            reads[key] = FirstRead(run_at, job_id, seconds_left)
+            if job_id is not None:
+                found[key] = jobs
+        if job_id is None:
+            continue
+        is_due = seconds_left <= 0
+        jobs.append(WaitingJob(keys, key.priority, run_at, job_id, is_due, key.queue))
+        if not is_due:
+            later.setdefault(key, float(seconds_left))
+    return Lanes(len(reads), key if reads else None, True, found, reads, later)
 
 
 def pause_of(paused: Paused) -> dict[str, str]:

@@ -49,7 +49,9 @@ IS_SIGHTED = sees_all(jobs, leases, message_queue)
 
 
 @cache
-def claim(*, ahead: bool, suspects: bool, registered: bool = True) -> sa.Executable:
+def claim(
+    *, ahead: bool, suspects: bool, registered: bool = True, limited: bool = False
+) -> sa.Executable:
     """Delete the messages, insert the leases, read the jobs.
 
     A claim looks at the first due messages, up to its limit, and leaves the messages that it must
@@ -66,18 +68,21 @@ def claim(*, ahead: bool, suspects: bool, registered: bool = True) -> sa.Executa
     ``registered``: claim only if the worker has a row and was not declared dead; False for a claim
     without a worker.
 
+    ``limited``: read also the keys of the limits of each job.
+
     At least one row is returned, with the database's time; its other columns are NULL if nothing
     was claimed.
     """
     due = _due_messages(suspects=suspects, registered=registered).cte("due")
     message = _taken_messages(due, ahead=ahead, suspects=suspects)
-    started = _unfinished_jobs_of(message)
+    started = _unfinished_jobs_of(message, *([jobs.c.limit_keys] if limited else []))
     lease = _leases_for(started)
     # The first three are the order in which jobs start, so plain rows sort in it.
     names = ("priority", "run_at", "id", "target_id", "queue", "task", "args", "max_attempts")
     columns = [started.c[name] for name in names]
+    keys = [started.c.limit_keys] if limited else []
     claimed = (
-        sa.select(*columns, lease.c.attempt, lease.c.crashes, started.c.meta)
+        sa.select(*columns, lease.c.attempt, lease.c.crashes, started.c.meta, *keys)
         .select_from(started.join(lease, started.c.id == lease.c.message_id))
         .subquery("claimed")
     )
@@ -238,8 +243,9 @@ def _taken_messages(due: sa.CTE, *, ahead: bool, suspects: bool) -> sa.CTE:
     )
 
 
-def _unfinished_jobs_of(message: sa.CTE) -> sa.CTE:
-    """Each message with its job.  Messages without an unfinished job are not among them.
+def _unfinished_jobs_of(message: sa.CTE, *more: sa.ColumnElement[Any]) -> sa.CTE:
+    """Each message with its job, and ``more`` of its columns.  Messages without an unfinished job
+    are not among them.
 
     Time, arguments and meta are read as text: a row that Python cannot read must fail only its own
     job, not the claim of the others.  OFFSET keeps the planner from joining ``jobs`` in another
@@ -247,7 +253,7 @@ def _unfinished_jobs_of(message: sa.CTE) -> sa.CTE:
     """
     documents = (sa.cast(jobs.c[name], sa.Text).label(name) for name in ("args", "meta"))
     job = (
-        sa.select(jobs.c.max_attempts, *documents)
+        sa.select(jobs.c.max_attempts, *documents, *more)
         .where(jobs.c.id == message.c.target_id, jobs.c.outcome.is_(None))
         .offset(AS_IT_STANDS)
         .lateral("job")
@@ -264,6 +270,7 @@ def _unfinished_jobs_of(message: sa.CTE) -> sa.CTE:
         job.c.max_attempts,
         job.c.args,
         job.c.meta,
+        *(job.c[column.name] for column in more),
     ).select_from(message.join(job, sa.true()))
     return started.cte("started")
 
@@ -317,6 +324,8 @@ class Claimed(NamedTuple):
     attempt: int
     crashes: int
     meta: str | None = None
+    limit_keys: str | None = None
+    """The keys of its limits, one a line; None also if the claim does not read them."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -395,11 +404,12 @@ class Claims:
         ahead: bool = False,
         suspects: bool = True,
         registered: bool = True,
+        limited: bool = False,
     ) -> Claim:
         """Claim due jobs, in the order in which they start.
 
         ``registered``: claim only if the worker has a row and was not declared dead; False for a
-        claim without a worker.  Raises RowsHidden.
+        claim without a worker.  ``limited``: read the keys of the limits.  Raises RowsHidden.
         """
         parameters = {
             "pairs": _documents(pairs),
@@ -407,7 +417,7 @@ class Claims:
             "limit": limit,
             "worker_id": self._worker_id,
         }
-        statement = claim(ahead=ahead, suspects=suspects, registered=registered)
+        statement = claim(ahead=ahead, suspects=suspects, registered=registered, limited=limited)
         rows = fetch(self._executor, statement, parameters)
         read_at, quiet_until, taken, found = rows[0][:4]
         if found is None:

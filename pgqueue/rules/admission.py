@@ -49,8 +49,7 @@ class LimitRule:
         return -(-self.period // self.capacity)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A place that a job has taken under one key."""
 
     key: str
@@ -63,10 +62,10 @@ class Place:
     has_started: bool = False
     queue: str = ""
     priority: int = 0
+    id: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingJob:
+class WaitingJob(NamedTuple):
     """A job that waits to be admitted."""
 
     limit_keys: tuple[str, ...]
@@ -115,6 +114,12 @@ Rules = Mapping[str, LimitRule]
 def rule_of(key: str, rules: Rules) -> LimitRule | None:
     """Return the rule in force for a key; None if no worker has declared its limit."""
     return rules.get(key) or rules.get(name_of(key))
+
+
+def with_keys(keys: Iterable[str], rules: Rules) -> Rules:
+    """The rules, and that of each of these keys by the key: it is then found at once."""
+    found = ((key, rule_of(key, rules)) for key in keys)
+    return {**rules, **{key: rule for key, rule in found if rule is not None}}
 
 
 def is_rate(key: str, rules: Rules) -> bool:
@@ -294,14 +299,19 @@ _Due = tuple[WaitingJob, _Terms]
 
 def _terms_of(limit_keys: Iterable[str], rules: Rules) -> _Terms | None:
     """Return the terms of some keys; None if one of their limits is not declared."""
-    by_key = {key: rule for key in limit_keys if (rule := rule_of(key, rules)) is not None}
-    if len(by_key) < len(set(limit_keys)):
-        return None
-    return _Terms(
-        {key: rule.most_at_once for key, rule in by_key.items()},
-        [key for key, rule in by_key.items() if rule.is_strict],
-        next((key for key, rule in by_key.items() if rule.is_fair), None),
-    )
+    most: dict[str, int] = {}
+    strict: list[str] = []
+    fair = None
+    for key in limit_keys:
+        rule = rule_of(key, rules)
+        if rule is None:
+            return None
+        most[key] = rule.most_at_once
+        if rule.is_strict:
+            strict.append(key)
+        if rule.is_fair and fair is None:
+            fair = key
+    return _Terms(most, strict, fair)
 
 
 def _in_turns(jobs: list[_Due], last: Mapping[str, datetime]) -> list[_Due]:

@@ -90,7 +90,7 @@ RIGHTS = {
         worker="SELECT, INSERT, UPDATE", dashboard="SELECT, INSERT, UPDATE (capacity)"
     ),
     "limit_places": Rights(worker=ADD, dashboard="SELECT, DELETE"),
-    "limit_buckets": Rights(worker=WRITE, dashboard=READ),
+    "limit_buckets": Rights(worker=ADD, dashboard=READ),
     "batches": Rights(
         worker=WRITE,
         enqueue="INSERT (name, meta, application, is_workflow, deadline_at, "

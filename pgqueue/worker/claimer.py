@@ -18,6 +18,7 @@ from pgqueue.database.opening import READ_COMMITTED
 from pgqueue.database.settings import CLAIMING, LOOKING
 from pgqueue.options import OptionsOfWorker
 from pgqueue.outcomes import Released
+from pgqueue.repository.admit import ADMITTED
 from pgqueue.repository.claim import Claim, Claimed, Upcoming
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.watches import WATCHES
@@ -200,7 +201,7 @@ class Claimer(Loop):
             return False
         identity.queue_names = names
         self._cursors.serve(names)
-        self._admitter.wake()
+        self._admitter.look()
         return True
 
     def _find_pairs(self, attempts: Attempts, *, at_once: bool = False) -> None:
@@ -235,7 +236,13 @@ class Claimer(Loop):
         paused = runtime.identity.closed_queues
         limit = cursors.limit(room, paused=paused)
         claim, pairs, limit = self._refused.claim(
-            attempts, limit, paused=paused, tasks=self._tasks, ahead=ahead, suspects=suspects
+            attempts,
+            limit,
+            paused=paused,
+            tasks=self._tasks,
+            ahead=ahead,
+            suspects=suspects,
+            limited=self._admitter.is_in_use,
         )
         self.looked_at = time.monotonic()
         cursors.advance(pairs, claim, limit=limit)
@@ -373,7 +380,8 @@ class Claimer(Loop):
         payloads = self._listener.wait(seconds)
         if payloads:
             self._sleep.notified()
-            self._admitter.wake()
+        if payloads - {ADMITTED}:
+            self._admitter.look()
         if "signal" in payloads:
             self._runtime.signalled()
         if "rewind" in payloads:

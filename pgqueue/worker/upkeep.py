@@ -100,7 +100,7 @@ class ReadNotices(Duty):
         return began + READ_EVERY - time.monotonic()
 
     def _rescued(self, attempts: Sequence[Rescued]) -> None:
-        self._admitter.wake()
+        self._admitter.look()
         self._runtime.ledger.rescued(attempts)
 
 

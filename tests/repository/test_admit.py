@@ -1,7 +1,8 @@
 """Admission against the database: places are taken only here, and given back by everything."""
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -547,11 +548,11 @@ class TestRates:
     def test_an_admission_says_when_the_next_token_comes(self, engine: Engine) -> None:
         put_some(engine, 3, "api")
 
-        with engine.begin() as connection:
-            step = rounds().step(connection)
+        admitting = rounds()
 
-        assert step.admitted == 2
-        assert step.seconds_to_next == pytest.approx(1200)
+        assert run_round(engine, admitting) == 2
+        left = admitting.known.seconds_left(time.monotonic())
+        assert left == pytest.approx(1200, abs=60)
 
     @pytest.mark.parametrize(
         "outcome",
@@ -614,8 +615,10 @@ class TestRates:
         admit(engine)
         worker.claim(9)
         committed(engine, PgQueue().set_limit, "api", 3600)
-        with engine.begin() as connection:
-            assert rounds().step(connection).seconds_to_next == pytest.approx(1, abs=1)
+        admitting = rounds()
+        run_round(engine, admitting)
+        left = admitting.known.seconds_left(time.monotonic())
+        assert left == pytest.approx(1, abs=1)
 
     def test_a_bucket_whose_time_is_far_ahead_gets_its_tokens_from_now_on(
         self, engine: Engine
@@ -939,3 +942,156 @@ def test_the_statements_of_jobs_without_limits_name_nothing_of_limits(statement:
 
     assert "limit_" not in words
     assert "waiting_messages" not in words
+
+
+EARLIER = """
+    WITH message AS (
+        UPDATE pgqueue.waiting_messages SET run_at = now() - target_id * interval '1 hour'
+        RETURNING target_id, run_at
+    )
+    UPDATE pgqueue.jobs SET run_at = message.run_at FROM message WHERE id = target_id
+"""
+"""As if waiting jobs had become due before, the last job first."""
+
+
+class TestRoundsOfSomeLanes:
+    """What an admitter remembers of lanes and places."""
+
+    @pytest.fixture(autouse=True)
+    def _session(self, engine: Engine) -> Iterator[None]:
+        """The places are remembered as long as the session lasts."""
+        with engine.connect() as self.line:
+            self.rounds = rounds()
+            self.admit()
+            yield
+
+    def admit(self, *keys: str, of: AdmissionRounds | None = None) -> int:
+        """Run a round of the lanes under these keys, or of all lanes."""
+        admitting = of or self.rounds
+        if keys:
+            admitting.begin_some(keys)
+        else:
+            admitting.begin()
+        admitted = 0
+        while True:
+            with self.line.begin():
+                step = admitting.step(self.line)
+            admitted += step.admitted
+            if step.is_last:
+                return admitted
+
+    def test_they_read_the_known_lanes_that_share_a_key_and_no_others(self, engine: Engine) -> None:
+        put_some(engine, 3, "task")
+        put_some(engine, 3, "bank\ntask")
+        put_some(engine, 3, "strict")
+        put_some(engine, 3, "fair a")
+        self.admit()
+
+        lanes = {name: self.rounds.known.under([name]) for name in ("task", "bank", "fair a")}
+
+        names = {name: [lane.limit_keys for lane in found] for name, found in lanes.items()}
+        assert names == {
+            "task": ["bank\ntask", "task"],
+            "bank": ["bank\ntask"],
+            "fair a": ["fair a"],
+        }
+
+    def test_under_a_fair_limit_a_key_without_a_turn_comes_before_the_others(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        put_some(engine, 5, "fair b")
+        assert self.admit() == 2
+        worker.run_next(Succeeded())
+        new = [*put_some(engine, 1, "fair a"), *put_some(engine, 1, "fair c")]
+        for key, job in zip(("fair a", "fair c"), new, strict=True):
+            assert self.admit("fair b") == 1
+            assert held(engine, key) == [job]
+            worker.run_next(Succeeded())
+
+    def test_a_notification_lets_them_find_new_keys(self, engine: Engine) -> None:
+        put_some(engine, 2, "skip")
+        self.admit()
+        [before], [behind] = put_some(engine, 1, "bank"), put_some(engine, 1, "task")
+
+        assert self.admit("skip") == 0
+        self.rounds.begin_some(None)
+        with self.line.begin():
+            assert self.rounds.step(self.line).admitted == 2
+
+        assert held(engine, "bank") == [before]
+        assert held(engine, "task") == [behind]
+
+    def test_a_place_that_was_given_up_is_taken_by_the_next_job(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        jobs = put_some(engine, 5)
+        self.admit()
+        for job in jobs[:3]:
+            assert held(engine) == [job]
+            worker.run_next(Succeeded())
+            assert self.admit("bank") == 1
+
+    def test_a_place_that_another_worker_has_given_to_an_older_job_is_counted(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        with engine.begin() as late:
+            old = put(late, "task")
+            first, second, third = put_some(engine, 3, "task")
+            assert self.admit() == 2
+        worker.run_next(Succeeded())
+
+        assert self.admit(of=rounds()) == 1
+        assert self.admit("task") == 0
+
+        assert sorted(held(engine, "task")) == [old, second]
+        assert status_of(engine, first) is JobStatus.SUCCEEDED
+        assert status_of(engine, third) is JobStatus.BLOCKED
+
+    def test_a_job_that_was_committed_late_is_found_by_a_round_of_all_lanes(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        second, _ = put_some(engine, 2)
+        execute(engine, EARLIER)
+        self.admit()
+        [late] = put_some(engine, 1)
+        execute(engine, EARLIER)
+        worker.run_next(Succeeded())
+
+        assert self.admit("bank") == 1
+        assert held(engine) == [second]
+        worker.run_next(Succeeded())
+        assert self.admit("bank") == 0
+        assert self.admit() == 1
+        assert held(engine) == [late]
+
+    def test_a_capacity_that_was_raised_is_used_in_all_lanes(self, engine: Engine) -> None:
+        put_some(engine, 3, "bank")
+        put_some(engine, 1, "task")
+        self.admit()
+        assert len(held(engine)) == 1
+        with engine.begin() as connection:
+            Limits(connection).declare([Limit(3, name="bank")])
+        self.rounds._own = {key: rule for key, rule in RULES.items() if key != "bank"}
+
+        assert self.admit("task") == 2
+
+    @pytest.mark.parametrize("key", ["bank", "task", "strict", "fair a", "api"])
+    def test_they_read_no_more_while_a_snapshot_is_held(
+        self, engine: Engine, worker: LogicalWorker, key: str
+    ) -> None:
+        with engine.begin() as connection:
+            api = Limit(10**6, name="api", per=timedelta(minutes=1), burst=10)
+            Limits(connection).declare([api])
+        put_some(engine, 80, key)
+        telling = prepare_at_once(worker_settings(engine.url, **AUTO_EXPLAIN))
+        with engine.connect() as holder, telling.connect() as self.line:
+            holder.execution_options(isolation_level="REPEATABLE READ").execute(text("SELECT 1"))
+            self.admit()
+            pages = []
+            for _ in range(40):
+                worker.run_next(Succeeded())
+                with plans_of(self.line) as plans:
+                    assert self.admit(key) == 1
+                pages.append(sum(plan.buffers for plan in plans.seen))
+
+        assert max(pages[-5:]) < 1.5 * max(pages[:5])

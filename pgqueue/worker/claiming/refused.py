@@ -36,6 +36,7 @@ class RefusedJobs:
         tasks: str,
         ahead: bool,
         suspects: bool,
+        limited: bool,
     ) -> tuple[Claim, list[ClaimCursor], int]:
         """Claim up to ``most`` jobs; returns the claim, and its pairs and limit."""
         guard, limit, tries_left = self._guard, most, REFUSED_TRIES
@@ -44,7 +45,12 @@ class RefusedJobs:
             pairs = self._cursors.next_pairs(limit, paused=paused)
             try:
                 claim = attempts.claim(
-                    pairs, tasks=tasks, limit=limit, ahead=ahead, suspects=suspects
+                    pairs,
+                    tasks=tasks,
+                    limit=limit,
+                    ahead=ahead,
+                    suspects=suspects,
+                    limited=limited,
                 )
                 if guard.have_failed:
                     for row in claim.rows:
