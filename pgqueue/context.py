@@ -123,7 +123,7 @@ class JobContext:
 
         True if the job was cancelled, the attempt has timed out or was taken over, or the
         transaction of the handler has ended with its connection.  Sends no query; a cancel is
-        visible within a second.
+        visible within a second.  In an async handler, ``CancelledError`` is raised too.
         """
         return self.cancelled()
 

@@ -82,6 +82,15 @@ class SignalTimeout(PgQueueError, TimeoutError):
     """The signal has not come in time for which a handler waits."""
 
 
+class WaitTimeout(PgQueueError, TimeoutError):
+    """The job has not ended within the time for which a caller has waited.  The job goes on."""
+
+    def __init__(self, message: str, state: Any) -> None:
+        super().__init__(message)
+        self.state = state
+        """The :class:`JobState` at the end of the wait."""
+
+
 class JobsFailed(PgQueueError):
     """Some of the jobs for whose end a handler has waited have not succeeded."""
 
@@ -152,4 +161,12 @@ class DelayInTransaction(UserWarning):
 
     This is a warning, not an error.  To silence it, call
     ``warnings.filterwarnings("ignore", category=DelayInTransaction)``.
+    """
+
+
+class DelayInEventLoop(UserWarning):
+    """``delay()`` was called in an event loop, and has blocked it; ``delay_async()`` does not.
+
+    This is a warning, not an error.  To silence it, call
+    ``warnings.filterwarnings("ignore", category=DelayInEventLoop)``.
     """

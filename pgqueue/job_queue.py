@@ -1,5 +1,6 @@
 """``PgQueue``, the object that an application holds: its tasks, its database and its operations."""
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,16 +23,20 @@ from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, create_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.util import greenlet_spawn
 
 from pgqueue import schema
 from pgqueue.arguments import LARGEST_TEXT, MAX_PAYLOAD_BYTES
 from pgqueue.batches import OUTCOMES, ExtendedBatch, NewBatch, OpenBatch, in_words
 from pgqueue.checks import (
+    AT_ONCE,
+    check,
     check_application,
     check_queue_name,
     check_version,
     check_whole,
     checked_id,
+    span,
 )
 from pgqueue.claims import OpenClaim
 from pgqueue.context import Around, JobContext, nothing_around
@@ -45,7 +50,15 @@ from pgqueue.database.opening import (
     refuse_others,
     worker_engine_for_now,
 )
-from pgqueue.errors import ArgumentsError, NotBound, OptionError, TaskDefinitionError, UnknownTask
+from pgqueue.errors import (
+    ArgumentsError,
+    NotBound,
+    OptionError,
+    PgQueueError,
+    TaskDefinitionError,
+    UnknownTask,
+    WaitTimeout,
+)
 from pgqueue.events import AttemptCallback
 from pgqueue.middleware import Middleware, as_context_manager, layers_of
 from pgqueue.models import DEFAULT_QUEUE, Job
@@ -53,6 +66,7 @@ from pgqueue.nodes import CITUS, Node, checked_nodes, coordinator_of, nodes_of_c
 from pgqueue.operations import AsyncOperator, Operations, Operator
 from pgqueue.options import Options, TaskOptions
 from pgqueue.redaction import redacted
+from pgqueue.repository.job_state import JobState
 from pgqueue.rules.job_tokens import id_in_token, token_of
 from pgqueue.rules.limits import (
     Limit,
@@ -71,8 +85,10 @@ from pgqueue.schedules import (
 from pgqueue.tasks import Task
 from pgqueue.tasks.address import address_of, default_name
 from pgqueue.tasks.decorator import TaskDecorator
+from pgqueue.tasks.duplicates import running_job
 from pgqueue.tasks.task import MetaSource
 from pgqueue.views import Views
+from pgqueue.waiting import waits_on
 from pgqueue.workflows import ExtendedWorkflow, NewWorkflow, OpenWorkflow
 
 if TYPE_CHECKING:
@@ -229,6 +245,87 @@ class PgQueue(Operations):
                 "application the SECRET_KEY"
             )
         return self.secret
+
+    def wait(self, job: Job | int, *, timeout: timedelta) -> JobState:
+        """Wait until a job has ended, and return its state.
+
+        The worker that ends the job notifies this process.  Without notifications, as behind a
+        pooler, the wait ends up to a second later.  One thread and one connection, outside of the
+        pool, serve all waits of the process.
+
+        Args:
+            job: The job or its id.  The transaction that has enqueued it must be committed.
+            timeout: How long to wait.
+
+        Returns:
+            What :meth:`job_state` returns, after the end of the job.
+
+        Raises:
+            WaitTimeout: The job has not ended in this time.  It goes on.
+            JobNotFound: The job does not exist, its transaction is not committed, or it was deleted
+                during the wait.
+            PgQueueError: A handler waits, which would occupy its slot; or the queue is bound to a
+                Connection, as in a test, and the job has not ended.
+
+        Example:
+            >>> state = queue.wait(total.delay([1, 2]), timeout=timedelta(seconds=10))
+            >>> state.result
+            3
+        """
+        job_id, seconds = _checked_wait(job, timeout)
+        if self.connection is not None:
+            return self._state_in_test(job_id)
+        ended = waits_on(self.engine, notify=self.notify).wait(job_id, seconds)
+        return self._state_after_wait(job_id, timeout) if ended is None else ended
+
+    async def wait_async(self, job: Job | int, *, timeout: timedelta) -> JobState:
+        """:meth:`wait` for a coroutine.  A thousand of them at once need one connection too.
+
+        Args:
+            job: The job or its id.
+            timeout: How long to wait.
+
+        Returns:
+            What :meth:`job_state` returns, after the end of the job.
+
+        Raises:
+            WaitTimeout, JobNotFound, PgQueueError: As :meth:`wait`.
+
+        Example:
+            >>> state = await queue.wait_async(job_id, timeout=timedelta(seconds=10))
+        """
+        job_id, seconds = _checked_wait(job, timeout)
+        if self.connection is not None:
+            return await greenlet_spawn(self._state_in_test, job_id)
+        ended = await waits_on(self.engine, notify=self.notify).wait_async(job_id, seconds)
+        if ended is not None:
+            return ended
+        return await asyncio.to_thread(self._state_after_wait, job_id, timeout)
+
+    def _state_after_wait(self, job_id: int, timeout: timedelta) -> JobState:
+        """The state of a job that may have ended in the last moment.  Raises WaitTimeout."""
+        with self.session() as session:
+            state = self.job_state(session, job_id)
+        if state.has_ended:
+            return state
+        raise WaitTimeout(
+            f"job {job_id} has not ended within {timeout}: it is {state.status}, attempt "
+            f"{state.attempt} of {state.max_attempts}, and goes on; wait again, ask "
+            f"queue.job_state(session, {job_id}), or run `{self.command_name} jobs {job_id}`, "
+            "which says why",
+            state,
+        )
+
+    def _state_in_test(self, job_id: int) -> JobState:
+        with self.session() as session:
+            state = self.job_state(session, job_id)
+        if state.has_ended:
+            return state
+        raise PgQueueError(
+            f"job {job_id} is {state.status}, and would never end: this PgQueue is bound to a "
+            "Connection, as in a test, and no worker sees its transaction; first call "
+            "run_jobs(session) or Worker(queue).run_until_empty()"
+        )
 
     @contextmanager
     def bound_to(self, bind: "Bind") -> Iterator[None]:
@@ -764,6 +861,19 @@ class PgQueue(Operations):
             by_name([*others, *of_queues, *task.own_limits])
         self.tasks.update(dict.fromkeys(names, task))
         return task
+
+
+def _checked_wait(job: Job | int, timeout: timedelta) -> tuple[int, float]:
+    """The id and the seconds of a wait.  Raises PgQueueError in a handler."""
+    job_id = checked_id(job.id if isinstance(job, Job) else job)
+    check("wait: ", "timeout", timeout, span(AT_ONCE))
+    if (running := running_job.get()) is not None:
+        raise PgQueueError(
+            f"job {running.job_id} {running.task}: its handler waits for job {job_id}, and would "
+            "occupy a slot meanwhile: if all slots wait, no job runs; write ctx.gather(name, "
+            "[task.job(...)]), which frees the slot"
+        )
+    return job_id, timeout.total_seconds()
 
 
 def _refuse_what_cannot_run(function: Any) -> None:

@@ -45,6 +45,10 @@ class Suspended(BaseException):
         self.delay = timedelta(seconds=seconds)
 
 
+class Stopped(BaseException):
+    """Why an async handler ends at the end of the grace period: the attempt is interrupted."""
+
+
 class Snooze(Exception):
     """Run the job again after ``delay``.  A snooze uses up no attempt, and may be repeated.
 

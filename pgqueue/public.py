@@ -9,6 +9,7 @@ from pgqueue.errors import (
     BadToken,
     BatchEnded,
     BatchNotFound,
+    DelayInEventLoop,
     DelayInTransaction,
     DuplicateJob,
     DuplicateSchedule,
@@ -32,6 +33,7 @@ from pgqueue.errors import (
     UnknownOption,
     UnknownTask,
     UsedAcrossFork,
+    WaitTimeout,
     WorkerBroken,
 )
 from pgqueue.events import AttemptEnded, AttemptOutcome
@@ -117,6 +119,7 @@ __all__ = [
     "BadToken",
     "BatchEnded",
     "BatchNotFound",
+    "DelayInEventLoop",
     "DelayInTransaction",
     "DuplicateJob",
     "DuplicateSchedule",
@@ -139,5 +142,6 @@ __all__ = [
     "UnknownOption",
     "UnknownTask",
     "UsedAcrossFork",
+    "WaitTimeout",
     "WorkerBroken",
 ]

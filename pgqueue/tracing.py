@@ -8,6 +8,7 @@ The names are those of the semantic conventions for messaging:
 https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/
 """
 
+from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -83,6 +84,8 @@ class Spans:
             except (Suspended, Cancel, Snooze):
                 raise  # these are no errors
             except BaseException as error:
+                if isinstance(error, CancelledError) and ctx.is_cancelled():
+                    raise  # the handler was stopped
                 has_secrets = bool(self._queue.find(ctx.task).settings.secret_args)
                 _note_error(span, error, in_full=not has_secrets)
                 raise

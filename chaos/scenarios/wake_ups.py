@@ -12,8 +12,8 @@ from chaos.mutations import Patch, mutation
 from chaos.proxy import Proxy
 from chaos.sample_tasks import call
 from chaos.scenario import Size, scenario
+from pgqueue.database.notifications import DEADLINE
 from pgqueue.repository.tables import CHANNEL, SLEEPERS
-from pgqueue.worker.claiming.notifications import DEADLINE
 from pgqueue.worker.claiming.sleep import BRIEF
 from pgqueue.worker.claiming.sweeps import LATEST_SWEEP
 
@@ -33,7 +33,7 @@ FLOOD = 10_000
 @mutation
 def waits_for_notifications_only(patch: Patch) -> None:
     """A worker with nothing to do sleeps until it is woken; there is no poll."""
-    from pgqueue.worker.claiming.notifications import Listener
+    from pgqueue.database.notifications import Listener
 
     def wait(self, seconds):  # type: ignore[no-untyped-def]
         return in_time(self, 60.0 if seconds > max(BRIEF) else seconds)
@@ -44,7 +44,7 @@ def waits_for_notifications_only(patch: Patch) -> None:
 @mutation
 def silence_is_waited_out(patch: Patch) -> None:
     """A worker that has slept asks whether a job is due without a look at its connection."""
-    from pgqueue.worker.claiming.notifications import Listener
+    from pgqueue.database.notifications import Listener
 
     patch.set(Listener, "_probe", lambda self: None)
 

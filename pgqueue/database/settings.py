@@ -65,6 +65,12 @@ JANITOR = {
     "synchronous_commit": "off",
 }
 
+WAITING = {
+    **BEATING,
+    # The connection of an enqueuer, whose role may not see the jobs of others.
+    "row_security": "on",
+}
+
 LIMITS = ("idle_in_transaction_session_timeout", "transaction_timeout")
 
 FIRST_WITH_TRANSACTION_TIMEOUT = (17,)

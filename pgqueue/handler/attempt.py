@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Event, Lock
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -33,6 +33,16 @@ class Child(Protocol):
     def notify(self, attempt: "RunningAttempt") -> None: ...
 
     def kill(self, end: AttemptEnd) -> None: ...
+
+
+class Clock(Protocol):
+    """What ends an async handler."""
+
+    def interrupt(self) -> None:
+        """Raise CancelledError in the handler.  Any thread may call it."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Interrupt nothing in this block."""
 
 
 def context_of(
@@ -75,7 +85,11 @@ class RunningAttempt:
     """Whether its transactional handler has been called."""
     is_committed = False
     """Whether its transaction is committed, and the end of its job with it."""
-    cancel_requested = False
+    stopped_for: BaseException | None = None
+    """Why its handler was told to stop, if it was.  The attempt of an async handler that is ended
+    by this has the outcome as if the handler had raised this error."""
+    clock: "Clock | None" = None
+    """That of its handler, while it is async and runs."""
     is_lost = False
     """It was settled from outside of its thread, or its lease has passed on: its result is
     dropped."""
@@ -177,11 +191,24 @@ class RunningAttempt:
             if self.child is not None:
                 self.child.kill(AttemptEnd.CANCELLED)
 
-    def ask_to_stop(self) -> None:
-        """Tell its handler to stop, which it does if it checks ``is_cancelled()``."""
-        is_news, self.cancel_requested = not self.cancel_requested, True
-        if is_news:
+    def ask_to_stop(self, reason: BaseException) -> None:
+        """Tell its handler to stop.
+
+        An async handler is interrupted.  Another one stops if it checks ``is_cancelled()``.
+        """
+        if self.stopped_for is None:
+            self.stopped_for = reason
             self.notify_child()
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        clock = self.clock  # its handler may end meanwhile
+        if clock is not None:
+            clock.interrupt()
+
+    def committing(self) -> AbstractContextManager[None]:
+        """A block of its handler that commits, and that nothing interrupts."""
+        return nullcontext() if self.clock is None else self.clock.held()
 
     def notify_child(self) -> None:
         """Tell the process of its handler of a cancel or of a stop."""
@@ -208,10 +235,12 @@ class RunningAttempt:
         self.is_lost = self.finish() or self.is_lost
         if self.is_lost and self.child is not None:
             self.child.kill(AttemptEnd.INTERRUPTED)
+        if self.is_lost:
+            self._interrupt()
         return self.is_lost
 
     def is_cancelled(self) -> bool:
-        return self.cancel_requested or self.is_lost
+        return self.stopped_for is not None or self.is_lost
 
     def is_stopping(self) -> bool:
         return self.stopping.is_set()

@@ -7,6 +7,8 @@ from typing import Any
 
 from pgqueue.context import Around, JobContext, nothing_around
 from pgqueue.errors import PayloadError
+from pgqueue.handler.attempt import RunningAttempt
+from pgqueue.handler.clock import HandlerClock
 from pgqueue.handler.error_reports import report
 from pgqueue.handler.outcome import (
     after_error,
@@ -61,21 +63,20 @@ def call(
 
 
 async def call_async(
-    task: Task[..., Any],
-    claimed: Claimed,
+    attempt: RunningAttempt,
     context: JobContext,
     *,
     around: AsyncAround = nothing_around,
     write_pending: Callable[[], Awaitable[None]] | None = None,
     can_replay: Callable[[BaseException], bool] = never,
 ) -> Outcome:
-    """Like :func:`call` for an async handler, on this event loop, within its timeout."""
+    """Like :func:`call` for an async handler, on this event loop, until its clock ends it."""
+    task, claimed = attempt.task, attempt.claimed
     try:
         arguments = _begin(task, claimed)
     except PayloadError as error:
         return unreadable(task, claimed, error)
-    timeout = task.settings.as_enqueued(claimed.meta).timeout
-    clock = asyncio.timeout(None if timeout is None else timeout.total_seconds())
+    clock = HandlerClock(attempt)
     try:
         async with around(context):
             async with clock:
@@ -94,7 +95,9 @@ async def call_async(
             await _raise_own_cancellation()
         if can_replay(error):
             raise
-        if isinstance(error, TimeoutError) and clock.expired():
+        if isinstance(error, asyncio.CancelledError) and clock.stopped_for is not None:
+            return _after_raised(task, claimed, context, clock.stopped_for)
+        if isinstance(error, TimeoutError) and clock.is_over:
             error.args = error.args or too_late(task, claimed).args  # asyncio gives no message
             return _after_raised(task, claimed, context, error, AttemptEnd.TIMEOUT)
         return _after_raised(task, claimed, context, error)

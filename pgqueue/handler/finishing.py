@@ -88,8 +88,9 @@ class AttemptFinishing:
                     f"{where}: this attempt has lost its job, which another worker may run "
                     "now, so nothing was committed; end the handler"
                 ) from error
-            transaction.commit_writes(connection)
-            self.is_done = True
+            with self._attempt.committing():
+                transaction.commit_writes(connection)
+                self.is_done = True
             transaction.note_settled(outcome, settled)
             for listener in listeners_to_commit(own):
                 with self._around(context):

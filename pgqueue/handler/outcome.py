@@ -21,11 +21,13 @@ from pgqueue.outcomes import (
     Exhausted,
     Expired,
     Failed,
+    Interrupted,
     Outcome,
     Released,
     Retried,
     Snooze,
     Snoozed,
+    Stopped,
     Succeeded,
     Suspended,
     Unreadable,
@@ -140,6 +142,8 @@ def after_error(
     secrets = secrets_of(task, claimed)
     if isinstance(error, Suspended):
         return Snoozed(error.delay)
+    if isinstance(error, Stopped):
+        return Interrupted(task.settings.max_interruptions)
     if isinstance(error, Cancel | Discard | Snooze):
         return _requested_outcome(error, secrets)
     outcome = task.settings.retry.after_failure(

@@ -71,7 +71,7 @@ def run_attempt(attempt: RunningAttempt, host: Host) -> Outcome | None:
             return Cancelled("")
     context = _context(attempt, host)
     if task.is_async:
-        return await_only(call_async(task, claimed, context, around=host.around_async))
+        return await_only(call_async(attempt, context, around=host.around_async))
     return call(task, claimed, context, around=host.around)
 
 
@@ -86,7 +86,7 @@ async def run_async_attempt(attempt: RunningAttempt, host: Host) -> Outcome | No
     if needs_database or claimed.is_exhausted:
         return await greenlet_spawn(run_attempt, attempt, host)
     context = _context(attempt, host)
-    return await call_async(task, claimed, context, around=host.around_async)
+    return await call_async(attempt, context, around=host.around_async)
 
 
 def _context(attempt: RunningAttempt, host: Host) -> JobContext:
@@ -126,8 +126,7 @@ def run_in_transaction(attempt: RunningAttempt, host: Host) -> Outcome | None:
                     context = attempt.context(session)
                     if task.is_async:
                         running = call_async(
-                            task,
-                            claimed,
+                            attempt,
                             context,
                             around=host.around_async,
                             write_pending=partial(session.run_sync, write_pending),

@@ -332,7 +332,8 @@ class AttemptSteps:
         transaction.transaction_name = write(self._rows(connection))
         if transaction.transaction_name is None or self._attempt.is_lost:
             raise self._lease_lost()
-        transaction.commit_writes(connection)
+        with self._attempt.committing():
+            transaction.commit_writes(connection)
 
     @contextmanager
     def _step(self, name: str, kind: StepKind, *, is_async: bool) -> Iterator[Recorded | None]:

@@ -161,8 +161,9 @@ class Operations:
         """Cancel a job in the caller's transaction; returns what the call has done.
 
         A waiting job ends as cancelled.  A running job is asked to stop
-        (:meth:`JobContext.is_cancelled`) and ends as cancelled however its handler ends; the
-        writes of a transactional handler then roll back.  A job that has ended stays as it is.
+        (:meth:`JobContext.is_cancelled`; in an async handler, ``CancelledError`` is raised) and
+        ends as cancelled however its handler ends; the writes of a transactional handler then roll
+        back.  A job that has ended stays as it is.
 
         ``kill``: end the child process of a running job (``executor="process"``) by SIGKILL, with
         the processes that its handler has started, within a second after the commit.  Also for a

@@ -184,8 +184,8 @@ def wake_up_call(word: str = "enqueued") -> sa.ColumnElement[bool]:
     return sa.case((is_free, pg.pg_advisory_unlock(key)), else_=notify(word))
 
 
-def notify(word: str) -> sa.ColumnElement[bool]:
-    return pg.pg_notify(sa.literal_column(f"'{CHANNEL}'"), sa.literal_column(f"'{word}'")).is_(None)
+def notify(word: str, channel: str = CHANNEL) -> sa.ColumnElement[bool]:
+    return pg.pg_notify(sa.literal_column(f"'{channel}'"), sa.literal_column(f"'{word}'")).is_(None)
 
 
 def document(name: str, *columns: sa.ColumnElement[Any]) -> sa.TableValuedAlias:

@@ -1,11 +1,13 @@
-"""Warns of ``delay()`` beside an open transaction, which its job does not join."""
+"""Warns of ``delay()`` beside an open transaction, which its job does not join, and in an event
+loop, which it blocks."""
 
+import asyncio
 import warnings
 from contextvars import ContextVar
 
 from sqlalchemy.orm import Session
 
-from pgqueue.errors import DelayInTransaction
+from pgqueue.errors import DelayInEventLoop, DelayInTransaction
 
 handler_session: ContextVar[Session | None] = ContextVar("pgqueue_handler_session", default=None)
 """The Session of the transactional handler that runs in this thread or asyncio task."""
@@ -28,3 +30,15 @@ def warn_of_open_transaction(task_name: str, callers: Session | None) -> None:
                 stacklevel=3,
             )
             return
+
+
+def warn_of_event_loop(task_name: str) -> None:
+    """Warn if an event loop runs in this thread."""
+    if asyncio._get_running_loop() is not None:
+        warnings.warn(
+            f"task {task_name}: delay() waits for the database, and blocks the event loop that "
+            "runs in this thread. Write `await task.delay_async(...)`; to silence this, call "
+            "warnings.filterwarnings('ignore', category=pgqueue.DelayInEventLoop)",
+            DelayInEventLoop,
+            stacklevel=3,
+        )

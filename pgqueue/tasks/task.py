@@ -1,15 +1,18 @@
 """A task: a function that can be called directly, or enqueued for a worker to call."""
 
+import asyncio
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
 from sqlalchemy import Connection, func
 from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.util import greenlet_spawn
 
 from pgqueue.arguments import Payload
 from pgqueue.context import Around, JobContext
@@ -38,7 +41,7 @@ from pgqueue.repository.unique_keys import KeyChanges
 from pgqueue.rules.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.rules.unique import split_period
 from pgqueue.tasks.binding import Arguments, EncodedCall
-from pgqueue.tasks.delaying import warn_of_open_transaction
+from pgqueue.tasks.delaying import warn_of_event_loop, warn_of_open_transaction
 from pgqueue.tasks.duplicates import check_holder, check_rows, rows_to_place
 from pgqueue.tasks.finishing import PlainFinishing
 from pgqueue.tasks.injection import Injection, injection_of
@@ -75,6 +78,9 @@ class Owner(Protocol):
     def queue_limits(self) -> Mapping[str, tuple[Limit, ...]]: ...
 
     def session_of_caller(self) -> Session | None: ...
+
+    @property
+    def connection(self) -> Connection | None: ...
 
 
 class Task(Generic[P, R]):
@@ -313,9 +319,32 @@ class Task(Generic[P, R]):
 
         The job runs even if the caller's own transaction is rolled back; use :meth:`enqueue` to
         join that transaction.  Warns with DelayInTransaction if a handler's session, or
-        ``db.session`` of a Flask application, has an open transaction.
+        ``db.session`` of a Flask application, has an open transaction, and with DelayInEventLoop
+        in an event loop, which it blocks.
         """
         warn_of_open_transaction(self.name, self.owner.session_of_caller())
+        if self.owner.connection is None:  # in a test, plain handlers may run inside of a loop
+            warn_of_event_loop(self.name)
+        return self._delay(*args, **kwargs)
+
+    async def delay_async(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """:meth:`delay` for a coroutine: a thread waits for the database, and the loop goes on.
+
+        Warns as :meth:`delay` does of an open transaction.  If the coroutine is cancelled, the job
+        may have been enqueued.
+
+        Returns:
+            The job.  It is in no Session; its attributes can be read.
+
+        Example:
+            >>> job = await send.delay_async("ada@example.com")
+        """
+        warn_of_open_transaction(self.name, self.owner.session_of_caller())
+        if self.owner.connection is None:
+            return await asyncio.to_thread(self._delay, *args, **kwargs)
+        return await greenlet_spawn(partial(self._delay, *args, **kwargs))
+
+    def _delay(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         if self._job_values.changes_holder:
             with self.owner.read_committed() as session:
                 changed = self.enqueue(session, *args, **kwargs)

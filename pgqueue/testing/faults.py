@@ -15,6 +15,7 @@ from pgqueue.errors import PgQueueError
 from pgqueue.handler.outcome import after_timeout
 from pgqueue.job_queue import PgQueue
 from pgqueue.models import Job, MessageQueue
+from pgqueue.outcomes import Cancel
 from pgqueue.repository.claim import ClaimCursor, Claimed
 from pgqueue.repository.workers import Workers
 from pgqueue.testing.running import expire, joined_connection, queue_of
@@ -44,7 +45,7 @@ def time_out_job(session: AnySession, job: Job, *, queue: PgQueue | None = None)
     """
     with _claimed(session, job, queue) as (worker, claimed, _):
         attempt = worker.attempt(claimed)
-        attempt.ask_to_stop()
+        attempt.ask_to_stop(Cancel())
         attempt.run(is_dropped=True)
         if not attempt.is_settled:
             attempt.settle(after_timeout(attempt.task, claimed))
@@ -61,7 +62,7 @@ def lose_lease(session: AnySession, job: Job, *, queue: PgQueue | None = None) -
     with _claimed(session, job, queue) as (worker, claimed, connection):
         attempt = worker.attempt(claimed)
         Workers(connection).rescue()  # its worker has no row, as one that was forgotten
-        attempt.ask_to_stop()
+        attempt.ask_to_stop(Cancel())
         attempt.run()
 
 

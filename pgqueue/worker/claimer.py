@@ -13,18 +13,19 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from pgqueue import redaction
+from pgqueue.database.notifications import Listener
 from pgqueue.database.opening import READ_COMMITTED
 from pgqueue.database.settings import CLAIMING, LOOKING
 from pgqueue.options import OptionsOfWorker
 from pgqueue.outcomes import Released
 from pgqueue.repository.claim import Claim, Claimed, Upcoming
 from pgqueue.repository.settle import Attempts
+from pgqueue.repository.watches import WATCHES
 from pgqueue.repository.workers import Workers
 from pgqueue.rules.served_queues import is_pattern, served_queues
 from pgqueue.worker.claiming.aging import Aging
 from pgqueue.worker.claiming.crash_isolation import CrashIsolation
 from pgqueue.worker.claiming.cursors import ClaimCursors
-from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.claiming.prefetch import LONGEST_BUFFERED, Prefetch
 from pgqueue.worker.claiming.queue_discovery import QueueDiscovery
 from pgqueue.worker.claiming.refused import RefusedJobs
@@ -101,7 +102,7 @@ class Claimer(Loop):
         self._sleep = Sleep(poll_interval=config.poll_interval.total_seconds())
         self._refused = RefusedJobs(self._cursors, runtime.stopping)
         self._looker = Looker(notify=listens)
-        self._listener = Listener(enabled=listens)
+        self._listener = Listener(enabled=listens, aside={WATCHES: runtime.watched.heard})
         runtime.work_may_be_there.connect(self.notify)
 
     def notify(self, behind: bool = False) -> None:

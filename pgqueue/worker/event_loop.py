@@ -1,4 +1,5 @@
-"""The one event loop of a worker, on a thread of its own, for all its async handlers."""
+"""The one event loop of a worker for all its async handlers: on a thread of its own, or that of the
+application."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -25,16 +26,60 @@ T = TypeVar("T")
 DISPOSE_FOR = 1.0
 
 
+class LoopEngine:
+    """The engine of the handlers on one event loop; use it on the loop only."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._like = engine
+        self._engine: AsyncEngine | None = None
+
+    def get(self) -> "AsyncEngine":
+        if self._engine is None:
+            # The number of slots limits the connections.
+            self._engine = async_sessions.create_engine(
+                self._like.url, lambda: connection_parameters(self._like), max_overflow=1000
+            )
+        return self._engine
+
+    def dispose(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close its connections, from another thread."""
+        if self._engine is not None:
+            disposed = asyncio.run_coroutine_threadsafe(self._engine.dispose(), loop)
+            with suppress(TimeoutError):  # an abandoned handler may block the loop
+                disposed.result(timeout=DISPOSE_FOR)
+
+
+class HostLoop:
+    """The event loop of the application that runs the worker, in place of an :class:`EventLoop`."""
+
+    name = "event-loop"
+    failure = None
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = LoopEngine(engine)
+        self._loop = loop
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    @property
+    def engine(self) -> "AsyncEngine":
+        return self._engine.get()
+
+    def stop(self) -> None:
+        if not self._loop.is_closed():
+            self._engine.dispose(self._loop)
+
+
 class EventLoop(WorkerThread):
     """Started by the first async handler.  A slot waits for each coroutine it runs here, so the
     number of slots limits async jobs as it limits the others."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(name="event-loop")
-        self._like = engine
+        self._engine = LoopEngine(engine)
         self._lock = Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._engine: AsyncEngine | None = None
         self._stopping = Event()
         self._ended: Future[None] = Future()
         """Done when the loop has failed: coroutines on it then never return."""
@@ -60,23 +105,14 @@ class EventLoop(WorkerThread):
 
     @property
     def engine(self) -> "AsyncEngine":
-        """The engine of this loop; use it on the loop only."""
-        if self._engine is None:
-            # The number of slots limits the connections.
-            self._engine = async_sessions.create_engine(
-                self._like.url, lambda: connection_parameters(self._like), max_overflow=1000
-            )
-        return self._engine
+        return self._engine.get()
 
     def stop(self) -> None:
         """End the loop's thread, unless an abandoned handler still blocks it."""
         loop = self._loop
         if loop is None or not self.is_alive():
             return
-        if self._engine is not None:
-            disposed = asyncio.run_coroutine_threadsafe(self._engine.dispose(), loop)
-            with suppress(TimeoutError):  # an abandoned handler may block the loop
-                disposed.result(timeout=DISPOSE_FOR)
+        self._engine.dispose(loop)
         self._stopping.set()
         loop.call_soon_threadsafe(loop.stop)
 

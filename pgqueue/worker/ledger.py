@@ -21,6 +21,7 @@ from pgqueue.repository.settle import JobOutcomes, Settlement
 from pgqueue.worker.attempt_counts import AttemptCounts
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.wake_up import WakeUp
+from pgqueue.worker.watched import WatchedJobs
 
 logger = redaction.logger(__name__)
 
@@ -48,6 +49,7 @@ class Ledger:
     def __init__(
         self,
         *,
+        watched: WatchedJobs | None = None,
         statistics: AttemptCounts | None = None,
         events: AttemptEvents | None = None,
         work_may_be_there: WakeUp | None = None,
@@ -55,10 +57,12 @@ class Ledger:
     ) -> None:
         """
         Args:
+            watched: The jobs for which other processes wait.
             events: Tells the application how attempts end, if it has callbacks.
             work_may_be_there: Called when the next suspect may start.
             all_settled: Set when no attempt is in flight any more.
         """
+        self._watched = watched or WatchedJobs()
         self._statistics = statistics
         self._events = events
         self._work_may_be_there = work_may_be_there or WakeUp()
@@ -76,6 +80,8 @@ class Ledger:
         self.on_ended: Callable[[Iterable[int]], object] | None = None
         """Called when a settle is committed, with its jobs of workflows, and with the batches of
         its jobs, as nodes.  Set before the first claim."""
+        self.on_watched_ended: Callable[[Sequence[int]], object] | None = None
+        """Called when a settle is committed, with its jobs for which other processes wait."""
         self._counting = Lock()
         self._times: dict[int, tuple[float, float]] = {}
         """When the handlers of unsettled attempts ran, by message; empty if there are no events."""
@@ -210,11 +216,16 @@ class Ledger:
         with self._counting:  # slots and the settler count at once
             self.counts[outcome] += number
 
-    def _tell_of_ends(self, jobs: Iterable[Claimed | Rescued]) -> None:
-        """Name the batches of these jobs, and the jobs of workflows, to those that look at them.
+    def _tell_of_ends(self, jobs: Sequence[Claimed | Rescued]) -> None:
+        """Name the batches of these jobs, and the jobs of workflows, to those that look at them,
+        and the jobs for which other processes wait.
 
         A job that is retried has not ended, and costs a read.
         """
+        if self._watched.are_some and self.on_watched_ended is not None:
+            watched = self._watched.among(jobs)
+            if watched:
+                self.on_watched_ended(watched)
         if self.on_ended is None:
             return
         metas, job_ids = set[str](), []

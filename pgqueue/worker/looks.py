@@ -1,4 +1,5 @@
-"""Looks at what waits for jobs that have just ended, and for signals, beside the settler.
+"""Looks at what waits for jobs that have just ended, and for signals, beside the settler, and tells
+other processes of the ends for which they wait.
 
 It has a thread and a connection of its own, so that no settle waits for it.
 :mod:`pgqueue.repository.blocked` says why it begins after the commit of a settle.
@@ -20,6 +21,7 @@ from pgqueue.repository.blocked import BlockedNodes, Look
 from pgqueue.repository.many import ManyJobs
 from pgqueue.repository.messages import FoundJob
 from pgqueue.repository.signals import PORTION, Signals
+from pgqueue.repository.watches import Watches
 from pgqueue.worker.loop import NEVER, Loop
 from pgqueue.worker.rows import RowGuard, may_be_of_row
 from pgqueue.worker.runtime import WorkerRuntime
@@ -44,6 +46,7 @@ class Looks(Loop):
         self._ended: deque[int] = deque()
         self._idle_until = 0.0
         self._is_signalled = False
+        self._watched: deque[int] = deque()
         runtime.signalled.connect(self.signalled)
 
     def signalled(self, _: bool = False) -> None:
@@ -57,8 +60,14 @@ class Looks(Loop):
         self._ended.extend(node_ids)
         self.wake(self._idle_until - time.monotonic())
 
+    def watched_ended(self, job_ids: Iterable[int]) -> None:
+        """Tell the processes that wait for these jobs.  Any thread may call it."""
+        self._watched.extend(job_ids)
+        self.wake()
+
     def step(self, connection: Connection) -> float:
-        """If the database fails, the sweep finds what is left."""
+        """If the database fails, the sweep finds what is left, and who waits for a job polls."""
+        self._tell(connection)
         if self._is_signalled:
             self._is_signalled = False
             self._looker.deliver(connection, is_over=self.stopping.is_set)
@@ -67,8 +76,16 @@ class Looks(Loop):
 
     def end(self) -> None:
         """Look at what the last settle has ended."""
+        if self._watched:
+            self.reconnecting.run(self._tell)
         if self._ended:
             self.reconnecting.run(partial(self._look, is_over=lambda: False))
+
+    def _tell(self, connection: Connection) -> None:
+        job_ids = {self._watched.popleft() for _ in range(len(self._watched))}
+        if job_ids:
+            with connection.begin():
+                Watches(connection).tell_ended(job_ids)
 
     def _look(self, connection: Connection, *, is_over: Callable[[], bool]) -> None:
         node_ids = [self._ended.popleft() for _ in range(len(self._ended))]

@@ -1,5 +1,6 @@
 """What the threads of one worker share."""
 
+from asyncio import AbstractEventLoop
 from threading import Event
 
 from sqlalchemy import Engine
@@ -18,7 +19,7 @@ from pgqueue.tasks.pauses import open_tasks
 from pgqueue.worker.attempt_counts import AttemptCounts
 from pgqueue.worker.attempt_events import AttemptEvents
 from pgqueue.worker.buffer import JobBuffer
-from pgqueue.worker.event_loop import EventLoop
+from pgqueue.worker.event_loop import EventLoop, HostLoop
 from pgqueue.worker.heartbeat import WorkerIdentity
 from pgqueue.worker.job_log import LogJobs, job_log
 from pgqueue.worker.ledger import Ledger
@@ -28,10 +29,14 @@ from pgqueue.worker.progress import ProgressWriter
 from pgqueue.worker.server_clock import ServerClock
 from pgqueue.worker.until_empty import HandlerErrors
 from pgqueue.worker.wake_up import WakeUp
+from pgqueue.worker.watched import WatchedJobs
 
 
 class WorkerRuntime:
-    """Made once when the worker starts.  ``errors`` keeps what handlers raise, for a test."""
+    """Made once when the worker starts.
+
+    ``errors`` keeps what handlers raise, for a test; ``loop`` is that of the application.
+    """
 
     def __init__(
         self,
@@ -41,6 +46,7 @@ class WorkerRuntime:
         *,
         stopping: Event,
         errors: HandlerErrors | None = None,
+        loop: AbstractEventLoop | None = None,
     ) -> None:
         self.engine = engine
         self.sessions = joining_sessions(queue.sessions, queue.engine)
@@ -67,7 +73,9 @@ class WorkerRuntime:
         self.events = AttemptEvents(callbacks, self.clock) if callbacks else None
         """Tells the application how attempts end, if it asks for that."""
         self.statistics = AttemptCounts(self.clock) if config.statistics else None
+        self.watched = WatchedJobs()
         self.ledger = Ledger(
+            watched=self.watched,
             statistics=self.statistics,
             events=self.events,
             work_may_be_there=self.work_may_be_there,
@@ -81,7 +89,7 @@ class WorkerRuntime:
         self.around_handlers = around_handlers(layers)
         self.around_async_handlers = around_async_handlers(layers)
         self.around_finish = queue.around_finish()
-        self.loop = EventLoop(engine)
+        self.loop = EventLoop(engine) if loop is None else HostLoop(engine, loop)
         self.children = ProcessPool(
             queue.tasks,
             around_handlers(layers_of(around, queue.middlewares)),

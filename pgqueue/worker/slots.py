@@ -1,10 +1,10 @@
 """All slots of a worker, with those whose handlers do not return."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from pgqueue.errors import TooManyStuck
 from pgqueue.handler.attempt import RunningAttempt
-from pgqueue.outcomes import Interrupted, Outcome
+from pgqueue.outcomes import Cancel, Interrupted, Outcome
 from pgqueue.worker import timeouts
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.slot import Slot
@@ -43,11 +43,10 @@ class Slots:
     def are_alive(self) -> bool:
         return any(slot.is_alive() for slot in self._slots)
 
-    def are_killed(self) -> bool:
-        """Whether each slot has ended, but for those that run a handler in their own thread, which
-        cannot be stopped."""
+    def have_ended(self, can_be_stopped: Callable[[RunningAttempt], bool]) -> bool:
+        """Whether each slot has ended, but for those whose handler cannot be stopped."""
         return all(
-            not slot.is_alive() or ((run := slot.current) is not None and not run.task.in_process)
+            not slot.is_alive() or ((run := slot.current) is not None and not can_be_stopped(run))
             for slot in self._slots
         )
 
@@ -74,7 +73,7 @@ class Slots:
             return
         for run in self.attempts():
             if run.claimed.job_id in asked:
-                run.ask_to_stop()
+                run.ask_to_stop(Cancel())
             if run.claimed.job_id in killed:
                 run.kill()
 

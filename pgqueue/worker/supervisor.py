@@ -4,6 +4,7 @@ import concurrent.futures.thread  # noqa: F401  # before _register_atexit below
 import os
 import threading
 import time
+from asyncio import AbstractEventLoop
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -17,14 +18,16 @@ from pgqueue.database.handlers import check_binds
 from pgqueue.database.opening import isolation_of, warn_of_unheard_listeners, worker_engine
 from pgqueue.database.settings import OWN
 from pgqueue.errors import WorkerBroken
+from pgqueue.handler.attempt import CANCEL_WITHIN
 from pgqueue.handler.error_reports import log_fields
 from pgqueue.job_queue import PgQueue
 from pgqueue.options import OptionsOfWorker
-from pgqueue.outcomes import Released
+from pgqueue.outcomes import Released, Stopped
 from pgqueue.worker import timeouts
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.coordinator import CoordinatorListener
+from pgqueue.worker.event_loop import HostLoop
 from pgqueue.worker.health import WorkerHealth
 from pgqueue.worker.heartbeat import Heartbeat
 from pgqueue.worker.janitor import Janitor
@@ -67,8 +70,13 @@ class Supervisor:
         stopping: Event,
         until_empty: bool,
         errors: HandlerErrors | None = None,
+        loop: AbstractEventLoop | None = None,
+        asked: Callable[[], object] = lambda: None,
     ) -> None:
+        """``loop``: that of the application, for async handlers.  ``asked`` is called once the
+        database was asked for its tables, or is away."""
         self._config = config
+        self._asked = asked
         self._stopping = stopping
         self._closing = Lock()
         self._is_closed = False
@@ -79,7 +87,7 @@ class Supervisor:
         self._application_engine = queue.engine
         self._engine = worker_engine(queue.engine)
         self._runtime = runtime = WorkerRuntime(
-            queue, config, self._engine, stopping=stopping, errors=errors
+            queue, config, self._engine, stopping=stopping, errors=errors, loop=loop
         )
         _warn_of_small_pool(runtime)
         warn_of_unheard_listeners(queue.engine, self._engine)
@@ -105,6 +113,8 @@ class Supervisor:
         self._looks = None if until_empty else Looks(runtime, notify=queue.notify)
         if self._looks is not None:
             runtime.ledger.on_ended = self._looks.ended
+            if queue.notify:
+                runtime.ledger.on_watched_ended = self._looks.watched_ended
         self._upkeep = Upkeep(
             runtime,
             self._slots,
@@ -200,9 +210,10 @@ class Supervisor:
 
         try:
             while not is_over() and not reconnecting.run(verify):
-                pass
+                self._asked()
         finally:
             reconnecting.close()
+        self._asked()
         if coordinator is not None:
             engine = create_engine(coordinator)
             listener = CoordinatorListener(engine, self._runtime.work_may_be_there)
@@ -256,7 +267,8 @@ class Supervisor:
         for claimed in runtime.buffer.drain():
             runtime.ledger.done(claimed, Released())
         wait_until(have_ended, grace)
-        for run in self._slots.attempts():
+        left = self._slots.attempts()
+        for run in left:
             logger.warning(
                 "job %d %s: its handler still runs after the grace period; the attempt is "
                 "interrupted if it does not end before the process",
@@ -264,13 +276,17 @@ class Supervisor:
                 run.task.name,
                 extra=log_fields(run.claimed),
             )
+            run.ask_to_stop(Stopped())
         if runtime.children.interrupt():
             self._has_interrupted = True
-            wait_until(self._slots.are_killed, lambda: FOR_KILLED)
+            in_children = partial(self._slots.have_ended, lambda run: run.task.in_process)
+            wait_until(in_children, lambda: FOR_KILLED)
+        if any(run.task.is_async for run in left):
+            self._has_interrupted = True
+            on_the_loop = partial(self._slots.have_ended, lambda run: run.task.is_async)
+            wait_until(on_the_loop, lambda: CANCEL_WITHIN)
         if self._slots.are_alive():
             # Their attempts are settled when their threads end, or when the process exits.
-            for run in self._slots.attempts():
-                run.ask_to_stop()
             _outlived.add(self)
             Thread(target=close_after_last_handler, name="pgqueue-last-out", daemon=True).start()
             return
@@ -280,7 +296,7 @@ class Supervisor:
         """Raise if a thread has failed: the worker would look healthy without it."""
         runtime = self._runtime
         # The event loop comes before the slots: its failure ends them, and is the error to show.
-        threads: tuple[WorkerThread | ProcessPool, ...] = (
+        threads: tuple[WorkerThread | ProcessPool | HostLoop, ...] = (
             *self._loops,
             runtime.children,
             runtime.loop,

@@ -35,7 +35,7 @@ def stop_cut_off(runs: Iterable[RunningAttempt]) -> None:
     begun_before = time.monotonic() - NOT_LOOKED_AT
     for run in runs:
         if run.started_at < begun_before and not run.is_cancelled() and run.is_cut_off:
-            run.ask_to_stop()
+            run.ask_to_stop(ConnectionError("the connection of its transaction ended while it ran"))
             logger.warning(
                 "job %s: the connection of its transaction has ended while it runs; what is not "
                 "committed is lost",

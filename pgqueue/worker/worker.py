@@ -6,12 +6,14 @@ import os
 import signal
 import threading
 import time
+from asyncio import AbstractEventLoop
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from threading import Event
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from sqlalchemy.orm import configure_mappers
 
@@ -25,6 +27,7 @@ from pgqueue.options import OptionsOfWorker, WorkerOptions
 from pgqueue.repository.listing import Listing
 from pgqueue.rules.served_queues import is_pattern
 from pgqueue.worker.health import WorkerHealth
+from pgqueue.worker.hosting import HostedWorker
 from pgqueue.worker.inline_attempt import InlineAttempt
 from pgqueue.worker.inline_worker import InlineWorker
 from pgqueue.worker.ledger import STALE
@@ -86,6 +89,8 @@ class Worker:
         self._stopping = Event()
         self._signals = 0
         self._supervisor: Supervisor | None = None
+        self._hosted: HostedWorker | None = None
+        """The run in a block of a coroutine."""
 
     def run(self) -> None:
         """Work until :meth:`stop`, SIGTERM, SIGINT or SIGHUP; a second signal ends the grace.
@@ -99,13 +104,52 @@ class Worker:
         mapped class of the application is wrong.
         """
         self._check_process()
-        if self._queue.connection is not None:
-            raise OptionError(
-                "this PgQueue is bound to a Connection, on which a worker cannot wait for jobs; "
-                "call run_until_empty()"
-            )
+        self._refuse_connection()
         with _past_left_alone():
             self._work(until_empty=False, deadline=None)
+
+    async def __aenter__(self) -> Self:
+        """Run the worker inside of an asyncio application, for the length of the block.
+
+        The worker has its threads, as in :meth:`run`.  Async handlers run on the event loop of the
+        application.  The worker handles no signals.  The end of the block stops it and waits for
+        running handlers, for the grace period; a cancel meanwhile ends the grace period.
+
+        If the worker fails, the block is cancelled and raises the error of the worker, as an
+        ``asyncio.TaskGroup`` does for a failed task.
+
+        Returns:
+            The worker, for :meth:`health` and :meth:`stop`.
+
+        Raises:
+            SchemaError: The tables are missing or of another version.  The block does not begin.
+                It does begin if the database cannot be reached: the worker waits for it.
+            OptionError: The queue is bound to a Connection, or this worker runs already.
+
+        Example:
+            >>> async with Worker(queue, concurrency=5):
+            ...     await serve()
+        """
+        self._check_process()
+        self._refuse_connection()
+        if self._hosted is not None:
+            raise OptionError("this Worker runs already; make another one for another block")
+        self._signals = 0
+        work = partial(self._work, until_empty=False, deadline=None)
+        self._hosted = HostedWorker(work, stop=self.stop, end_grace=self._end_grace)
+        try:
+            await self._hosted.begin()
+        except BaseException:
+            self._end_hosting()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._hosted is not None, "the block has begun"
+        try:
+            await self._hosted.end()
+        finally:
+            self._end_hosting()
 
     def run_until_empty(
         self,
@@ -165,6 +209,20 @@ class Worker:
         """Return the state of this worker; None before it runs.  May be called from any thread."""
         return None if self._supervisor is None else self._supervisor.health()
 
+    def _end_grace(self) -> None:
+        self._signals = 2
+
+    def _end_hosting(self) -> None:
+        self._hosted = None
+        self._stopping.clear()  # a worker that has failed was stopped too late
+
+    def _refuse_connection(self) -> None:
+        if self._queue.connection is not None:
+            raise OptionError(
+                "this PgQueue is bound to a Connection, on which a worker cannot wait for jobs; "
+                "call run_until_empty()"
+            )
+
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise UsedAcrossFork(
@@ -179,7 +237,13 @@ class Worker:
         _configure_mappers()
 
     def _work(
-        self, *, until_empty: bool, deadline: float | None, errors: HandlerErrors | None = None
+        self,
+        *,
+        until_empty: bool,
+        deadline: float | None,
+        errors: HandlerErrors | None = None,
+        loop: AbstractEventLoop | None = None,
+        asked: Callable[[], object] = lambda: None,
     ) -> dict[str, int]:
         def is_over() -> bool:
             out_of_time = deadline is not None and time.monotonic() >= deadline
@@ -190,7 +254,13 @@ class Worker:
 
         stopping = Event()
         self._supervisor = Supervisor(
-            self._queue, self._config, stopping=stopping, until_empty=until_empty, errors=errors
+            self._queue,
+            self._config,
+            stopping=stopping,
+            until_empty=until_empty,
+            errors=errors,
+            loop=loop,
+            asked=asked,
         )
         with self._counting_signals():
             counts = self._supervisor.work(is_over, grace)

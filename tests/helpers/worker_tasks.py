@@ -180,9 +180,10 @@ async def heed_and_pay_async(session: AsyncSession, ctx: JobContext) -> None:
 @queue.task(retry=AT_ONCE)
 async def heed_async(ctx: JobContext) -> None:
     note("start", ctx)
-    while not ctx.is_cancelled():
-        await asyncio.sleep(LOOK_EVERY)
-    note("cancelled", ctx)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        note("cancelled", ctx)
 
 
 @queue.task(retry=AT_ONCE)

@@ -144,9 +144,7 @@ def test_a_worker_whose_listening_connection_has_ended_soon_hears_again(
     database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig:
-        worker = rig.start(
-            poll_interval=1.0, set={"pgqueue.worker.claiming.notifications:LATER": 0.3}
-        )
+        worker = rig.start(poll_interval=1.0, set={"pgqueue.database.notifications:LATER": 0.3})
         _until_asleep(rig)
 
         _end_listening(rig, worker)

@@ -325,6 +325,10 @@ def sends_a_signal(session: Session, place: Place) -> None:
     queue.signal(session, "paid", 7, {"by": "card"})
 
 
+def waits_for_a_job(session: Session, place: Place) -> None:
+    assert queue.wait(place.failed, timeout=timedelta(seconds=60)).has_ended
+
+
 ALL, NOBODY = {"worker", "enqueue", "dashboard"}, set[str]()
 WORKER, ENQUEUE, DASHBOARD = {"worker"}, {"enqueue"}, {"dashboard"}
 
@@ -341,6 +345,7 @@ WHO_MAY: list[tuple[set[str], str | Act]] = [
     (WORKER | DASHBOARD, operates_on_jobs_limits_and_workers),
     (WORKER | DASHBOARD, reads_and_checks),
     (ALL, verifies_the_tables),
+    (WORKER, waits_for_a_job),
     (WORKER, claims),
     (WORKER, rescues),
     (WORKER | ENQUEUE, fires_schedules),

@@ -8,7 +8,7 @@ from sqlalchemy import Engine, text
 
 from chaos.workers import PATIENCE
 from pgqueue import PgQueue
-from pgqueue.worker.claiming import notifications
+from pgqueue.database import notifications
 from pgqueue.worker.duties.coordinator import CoordinatorListener
 
 LOSE = text(

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine
@@ -15,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from chaos.workers import PATIENCE
 from pgqueue import Job, JobContext, PgQueue, Retry, Worker
 from pgqueue.errors import WorkerBroken
+from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.call import call_async
 from pgqueue.handler.run import NO_CONTEXT
 from pgqueue.outcomes import Outcome
@@ -198,7 +200,8 @@ def test_a_handler_that_outlives_its_loop_is_discarded_in_silence(
     claimed = Claimed(5, "", 1, 1, "default", wait.name, "{}", 1, 1, 0)
     left: list[asyncio.Task[Outcome]] = []
     loop = asyncio.new_event_loop()
-    loop.run_until_complete(start(call_async(wait, claimed, NO_CONTEXT)))
+    attempt = RunningAttempt(claimed, wait, worker_id=uuid4(), stopping=threading.Event())
+    loop.run_until_complete(start(call_async(attempt, NO_CONTEXT)))
     loop.close()
     left[0].get_coro().close()  # as when it is collected
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, Engine
 
+from pgqueue.database.notifications import Listener
 from pgqueue.database.settings import CLAIMING
 from pgqueue.repository.transactions import NOTHING
-from pgqueue.worker.claiming.notifications import Listener
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.outage import Outage
 

@@ -10,11 +10,11 @@ from sqlalchemy.exc import DBAPIError
 
 from chaos.proxy import Proxy
 from chaos.workers import PATIENCE
+from pgqueue.database import notifications
+from pgqueue.database.notifications import Listener
 from pgqueue.database.opening import driver_connection, own_connection
 from pgqueue.database.settings import CLAIMING
-from pgqueue.repository.tables import notify
-from pgqueue.worker.claiming import notifications
-from pgqueue.worker.claiming.notifications import Listener
+from pgqueue.repository.tables import CHANNEL, notify
 
 
 @pytest.fixture
@@ -81,3 +81,36 @@ def test_a_connection_that_is_shared_is_probed_where_nobody_notifies_too(
 
         assert not listener.arm()
         assert driver_connection(claiming).closed
+
+
+def test_a_notification_of_another_channel_wakes_nobody(
+    engine: Engine, claiming: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "DEADLINE", PATIENCE)
+    aside: list[str] = []
+    listening = Listener(enabled=True, aside={"pgqueue_aside": aside.append})
+    with closing(listening) as listener, engine.connect() as other:
+        listener.share(claiming)
+        assert listener.arm()
+
+        for word, channel in [("7", "pgqueue_aside"), ("enqueued", CHANNEL)]:
+            other.execute(select(notify(word, channel)))
+            other.commit()
+
+        assert listener.wait(PATIENCE) == {"enqueued"}
+        assert aside == ["7"]
+
+
+def test_a_poke_ends_the_wait_beside_notifications_of_another_channel(
+    engine: Engine, claiming: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "DEADLINE", PATIENCE)
+    listening = Listener(enabled=True, aside={"pgqueue_aside": lambda _: None})
+    with closing(listening) as listener, engine.connect() as other:
+        listener.share(claiming)
+        assert listener.arm()
+        other.execute(select(notify("7", "pgqueue_aside")))
+        other.commit()
+        listener.poke()
+
+        assert listener.wait(2 * PATIENCE) == set()

@@ -3,7 +3,7 @@
 import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -37,7 +37,6 @@ def _as_text(statement: Select[Any]) -> str:
 
 LOCK = _as_text(select(pg.pg_advisory_lock_shared(SLEEPERS)))
 UNLOCK = _as_text(select(pg.pg_advisory_unlock_shared(SLEEPERS)))
-TEST = _as_text(select(notify("test")))
 
 
 class Listener:
@@ -47,8 +46,22 @@ class Listener:
     listener holds it.  Used by one thread; only :meth:`poke` may be called from others.
     """
 
-    def __init__(self, *, enabled: bool) -> None:
+    def __init__(
+        self,
+        *,
+        enabled: bool,
+        channel: str = CHANNEL,
+        aside: Mapping[str, Callable[[str], object]] | None = None,
+    ) -> None:
+        """
+        Args:
+            channel: The channel whose payloads :meth:`wait` returns.
+            aside: Functions by channels.  They get the payloads of other channels, which wake
+                nobody.
+        """
         self._enabled = enabled
+        self._channel = channel
+        self._aside = aside or {}
         self._driver: Any
         """The driver's connection, which is shared with the claims."""
         self._is_listening = False
@@ -57,6 +70,8 @@ class Listener:
         self._heard_at = time.monotonic()
         self._kept: set[str] = set()
         """Payloads that came together with an answer."""
+        self._heard_aside = 0
+        """How many notifications of other channels have come."""
         self._inbox, self._doorbell = socket.socketpair()
         self._inbox.setblocking(False)
         self._doorbell.setblocking(False)
@@ -80,7 +95,7 @@ class Listener:
         self._driver = driver_connection(connection)
         self._is_listening = self._is_armed = False
         # For notifications that come together with the answer to a claim.
-        self._driver.add_notify_handler(lambda note: self._kept.add(note.payload))
+        self._driver.add_notify_handler(lambda note: self._hear(note.channel, note.payload))
 
     def arm(self) -> bool:
         """Make enqueuers notify from now on; True if they did not before.
@@ -105,6 +120,14 @@ class Listener:
 
     def wait(self, seconds: float) -> set[str]:
         """Wait for a notification, a poke or the end of the time; returns the payloads."""
+        until = time.monotonic() + seconds
+        while (payloads := self._wait(until - time.monotonic())) is None:
+            pass
+        return payloads
+
+    def _wait(self, seconds: float) -> set[str] | None:
+        """The same; None after notifications of other channels alone."""
+        aside = self._heard_aside
         readable: list[Any] = [self._inbox]
         try:
             if self._listens():
@@ -126,12 +149,13 @@ class Listener:
                 self._heard_at = time.monotonic()
         elif self._is_listening and time.monotonic() - self._heard_at >= TEST_EVERY:
             self._test()
-        return self._taken()
+        is_aside = self._heard_aside != aside and self._inbox not in ready
+        return self._taken() if self._kept or not is_aside else None
 
     def _test(self) -> None:
         """Notify itself: half-open connections and poolers lose notifications silently."""
         with self._surviving():
-            self._ask(TEST)
+            self._ask(_as_text(select(notify("test", self._channel))))
             deadline = time.monotonic() + DEADLINE
             while not self._kept and _ready([self._driver], deadline - time.monotonic()):
                 self._driver.pgconn.consume_input()
@@ -185,7 +209,14 @@ class Listener:
 
     def _keep_payloads(self) -> None:
         while (note := self._driver.pgconn.notifies()) is not None:
-            self._kept.add(note.extra.decode(errors="replace"))
+            self._hear(note.relname.decode(), note.extra.decode(errors="replace"))
+
+    def _hear(self, channel: str, payload: str) -> None:
+        if channel in self._aside:
+            self._heard_aside += 1
+            self._aside[channel](payload)
+        else:
+            self._kept.add(payload)
 
     def _taken(self) -> set[str]:
         payloads, self._kept = self._kept, set()
@@ -197,7 +228,7 @@ class Listener:
         if not self._enabled or time.monotonic() < self._retry_at:
             return False
         with self._surviving():
-            self._ask(listen(CHANNEL))
+            self._ask("; ".join(map(listen, (self._channel, *self._aside))))
             self._is_listening = True
             self._heard_at = time.monotonic()
         return self._is_listening
