@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from secrets import compare_digest
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from werkzeug import Request, Response
 
-from pgqueue import BadToken, JobNotFound, PgQueue
+from pgqueue import BadToken, JobNotFound, PgQueue, WaitTimeout
 from pgqueue.dashboard import RIGHTS, Access
 
 engine = create_async_engine(os.environ["DATABASE_URL"])
@@ -104,9 +105,11 @@ async def order_report(at_least: int, session: RequestSession) -> dict[str, str]
 
 
 @app.get("/reports/{token}")
-async def show_report(token: str, session: RequestSession) -> dict[str, Any]:
+async def show_report(token: str) -> dict[str, Any]:
     try:
-        state = await session.run_sync(queue.job_state, queue.job_id(token))
+        state = await queue.wait_async(queue.job_id(token), timeout=timedelta(seconds=10))
+    except WaitTimeout as error:
+        state = error.state
     except (BadToken, JobNotFound) as error:
         raise HTTPException(404) from error
     return {"status": state.status, "result": state.result}

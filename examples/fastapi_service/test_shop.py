@@ -29,7 +29,6 @@ async def test_a_refused_order_leaves_no_job(client, session):
 async def test_a_report_is_read_by_its_token(client, session):
     await client.post("/orders", json={"item": "a book", "cents": 1250})
     token = (await client.post("/reports?at_least=1000")).json()["token"]
-    assert (await client.get(f"/reports/{token}")).json()["status"] == "pending"
 
     await session.run_sync(run_jobs, queue=queue)
 
