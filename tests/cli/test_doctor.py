@@ -189,7 +189,7 @@ class TestTables:
         assert "column tags of pgqueue.jobs is missing" in wrong
         assert "table pgqueue.deploys is missing" in wrong
 
-    @pytest.mark.parametrize("name", ["jobs_priority", "schedules_tick", "leases_pkey"])
+    @pytest.mark.parametrize("name", ["jobs_finished_at", "schedules_tick", "leases_pkey"])
     def test_a_dropped_constraint_comes_with_what_makes_it_again(
         self, queue: PgQueue, engine: Engine, name: str
     ) -> None:
