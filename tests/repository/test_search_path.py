@@ -137,6 +137,10 @@ MEANT = text(
 )
 
 
+OUR_DOMAIN = "type pgqueue."
+"""Statements name the domains of the tables in full."""
+
+
 def test_no_name_in_a_statement_means_what_another_role_has_made(plain_engine: Engine) -> None:
     meant: dict[str, list[str]] = {}
     with plain_engine.connect() as connection:
@@ -144,7 +148,8 @@ def test_no_name_in_a_statement_means_what_another_role_has_made(plain_engine: E
             connection.exec_driver_sql("SET LOCAL search_path = public")
             try:
                 connection.exec_driver_sql(as_function(words), execution_options=AS_IT_IS)
-                meant[name] = list(connection.scalars(MEANT))
+                found = connection.scalars(MEANT)
+                meant[name] = [thing for thing in found if not thing.startswith(OUR_DOMAIN)]
             except ProgrammingError as error:  # the types do not fit any more
                 meant[name] = [str(error.orig)]
             connection.rollback()
@@ -277,7 +282,8 @@ def empty_engine(empty_plain_engine: Engine) -> Iterator[Engine]:
     engine.dispose()
     assert not is_stepped_on(empty_plain_engine)
     with empty_plain_engine.connect() as connection:
-        assert connection.execute(MEANT_BY_TABLES).all() == []
+        found = connection.execute(MEANT_BY_TABLES)
+        assert [row for row in found if not row[1].startswith(OUR_DOMAIN)] == []
 
 
 def test_a_host_makes_the_tables_of_nothing_of_other_roles_and_keeps_its_path(
