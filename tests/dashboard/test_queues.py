@@ -84,9 +84,6 @@ def holding(queue: PgQueue, engine: Engine) -> PgQueue:
     for _ in range(2):
         queue.tasks["pay"].delay(7)
     with engine.begin() as connection:
-        connection.execute(
-            text("INSERT INTO pgqueue.limit_places (limit_key, job_id) VALUES ('accounts [7]', 1)")
-        )
         Admissions(connection).admit([1], notify=False)
     return queue
 
