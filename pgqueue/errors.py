@@ -32,7 +32,7 @@ class TaskDefinitionError(PgQueueError, TypeError):
 
 
 class UnknownTask(PgQueueError, LookupError):
-    """No task with this name is registered in this process."""
+    """No task with this name is registered in this process, or no worker has declared one."""
 
 
 class ArgumentsError(PgQueueError, TypeError):

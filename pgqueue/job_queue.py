@@ -86,6 +86,7 @@ from pgqueue.schedules import (
 )
 from pgqueue.tasks import Task, queues_of
 from pgqueue.tasks.address import address_of, default_name
+from pgqueue.tasks.by_name import OptionsByName, enqueue_by_name
 from pgqueue.tasks.decorator import TaskDecorator
 from pgqueue.tasks.duplicates import running_job
 from pgqueue.tasks.several import enqueue_all
@@ -870,6 +871,69 @@ class PgQueue(Operations):
         """
         actual = async_sessions.actual_caller(session, "enqueue_all")
         return await actual.run_sync(enqueue_all, jobs)
+
+    def enqueue_by_name(
+        self,
+        session: "Session | scoped_session[Any] | Connection",
+        task: str,
+        args: Mapping[str, Any],
+        **options: Unpack[OptionsByName],
+    ) -> int:
+        """Enqueue a job of a task whose code this application does not have.
+
+        Joins the caller's transaction and commits nothing.  The worker that has the task checks the
+        arguments: if they do not fit, the job fails at once with an ArgumentsError.
+
+        Args:
+            session: A Session or a Connection, whose transaction this joins.
+            task: The name of the task.
+            args: Its arguments by name, as JSON data in their stored form.
+            options: ``queue``, ``priority``, ``max_attempts``, ``run_at``, ``delay``,
+                ``unique_key``, ``meta`` and ``tags``; by default those of the task, as a worker has
+                declared them.
+
+        Returns:
+            The id of the job, or of the job that holds its unique key.
+
+        Raises:
+            UnknownTask: No worker has declared the task, and no ``queue`` is given.
+            ArgumentsError: The arguments are not JSON data by name.
+            OptionError: An option has a wrong value; or the task makes its unique keys by a
+                function, and no ``unique_key`` is given; or it has ``on_conflict="replace"`` or
+                ``"postpone"``.
+            DuplicateJob: The unique key is taken, and the task has ``on_conflict="raise"``.
+
+        Example:
+            >>> id = queue.enqueue_by_name(session, "mail.welcome", {"user_id": 7}, queue="mail")
+        """
+        return enqueue_by_name(session, task, args, options, notify=self.notify)
+
+    async def enqueue_by_name_async(
+        self,
+        session: "AsyncSession | async_scoped_session[Any] | AsyncConnection",
+        task: str,
+        args: Mapping[str, Any],
+        **options: Unpack[OptionsByName],
+    ) -> int:
+        """Enqueue a job by the name of its task in the transaction of an AsyncSession or
+        AsyncConnection.
+
+        Args:
+            session: An AsyncSession or an AsyncConnection, whose transaction this joins.
+            task: As in :meth:`enqueue_by_name`.
+            args: As in :meth:`enqueue_by_name`.
+            options: As in :meth:`enqueue_by_name`.
+
+        Returns:
+            The id of the job, or of the job that holds its unique key.
+
+        Raises:
+            UnknownTask, ArgumentsError, OptionError, DuplicateJob: As by :meth:`enqueue_by_name`.
+        """
+        actual = async_sessions.actual_caller(session, f"task {task}")
+        return await actual.run_sync(
+            lambda caller: enqueue_by_name(caller, task, args, options, notify=self.notify)
+        )
 
     def claim(
         self,

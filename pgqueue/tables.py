@@ -11,6 +11,7 @@ from pgqueue.models import (
     BatchJob,
     Blocked,
     DeadLetter,
+    DeclaredTask,
     Dependency,
     Deploy,
     ErrorGroup,
@@ -60,6 +61,7 @@ __all__ = [
     "TaskMinute",
     "ErrorGroup",
     "QueueMinute",
+    "DeclaredTask",
     "Deploy",
     "OperatorAction",
 ]

@@ -5,6 +5,7 @@ Downgrading removes all of it but the schema itself, which may hold the version 
 stand-alone history.
 """
 
+from hashlib import sha256
 from typing import Any
 
 import sqlalchemy as sa
@@ -35,7 +36,7 @@ TABLES = (
     *("unreadable_jobs", "schedules", "waiting_messages", "limit_places", "limits"),
     *("limit_buckets", "batches", "batch_jobs", "blocked", "dependencies", "paused_tasks"),
     *("task_minutes", "error_groups", "deploys", "operator_actions", "queue_minutes"),
-    *("job_steps", "signals", "schema_version"),
+    *("job_steps", "signals", "tasks", "schema_version"),
 )
 # A CHECK constraint of a table is parsed anew by each statement that writes the table; that of a
 # domain is prepared once in a session.
@@ -66,12 +67,15 @@ def upgrade() -> None:
     create_batches()
     create_statistics()
     create_operator_actions()
+    create_enqueue()
     for view in (JOB_OVERVIEW, INVARIANT_VIOLATIONS_IN_FLIGHT, INVARIANT_VIOLATIONS):
         op.execute(view)
     create_schema_version()
 
 
 def downgrade() -> None:
+    for function in reversed(FUNCTIONS):
+        op.execute(f'DROP FUNCTION "{SCHEMA}".{function}')
     for view in reversed(VIEWS):
         op.execute(f'DROP VIEW "{SCHEMA}".{view}')
     for table in reversed(TABLES):
@@ -434,6 +438,14 @@ def create_limits() -> None:
     create_index("limit_buckets_full_at", "limit_buckets", ["full_at"])
 
 
+def create_enqueue() -> None:
+    """The tasks that workers know, and the function that enqueues by the name of a task."""
+    create_table("tasks", text("name"), column("declaration", JSONB), key("tasks", "name"))
+    for name, function in FUNCTIONS.items():
+        op.execute(sa.text(function.replace(":", r"\:")))
+        op.execute(f'REVOKE ALL ON FUNCTION "{SCHEMA}".{name} FROM PUBLIC')
+
+
 def create_batches() -> None:
     create_table(
         "batches",
@@ -618,6 +630,244 @@ JOB_OVERVIEW = f"""
     FROM "{SCHEMA}".jobs
     LEFT JOIN "{SCHEMA}".leases ON leases.target_id = jobs.id AND jobs.outcome IS NULL
     """  # noqa: S608  # the schema name is checked where it is read
+
+# Writes what canonical_text() of Python writes, for the keys of unique jobs and of limits.
+CANONICAL_TEXT = rf"""
+    CREATE FUNCTION "{SCHEMA}".canonical_text(value jsonb) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $pgqueue$
+    DECLARE
+        written text;
+        number double precision;
+    BEGIN
+        CASE jsonb_typeof(value)
+        WHEN 'object' THEN
+            SELECT string_agg(
+                "{SCHEMA}".canonical_text(to_jsonb(each.key)) || ':'
+                    || "{SCHEMA}".canonical_text(each.value),
+                ',' ORDER BY each.key COLLATE "C")
+            INTO written FROM jsonb_each(canonical_text.value) AS each;
+            RETURN concat('{{', written, '}}');
+        WHEN 'array' THEN
+            SELECT string_agg(
+                "{SCHEMA}".canonical_text(each.item), ',' ORDER BY each.number)
+            INTO written
+            FROM jsonb_array_elements(canonical_text.value) WITH ORDINALITY
+                AS each (item, number);
+            RETURN concat('[', written, ']');
+        WHEN 'string' THEN
+            written := value::text;
+            IF written ~ '[^ -~]' THEN
+                SELECT string_agg(
+                    CASE
+                    WHEN ascii(letter) > 65535 THEN
+                        '\u' || to_hex(55296 + ((ascii(letter) - 65536) >> 10))
+                            || '\u' || to_hex(56320 + ((ascii(letter) - 65536) & 1023))
+                    WHEN ascii(letter) > 126 THEN '\u' || lpad(to_hex(ascii(letter)), 4, '0')
+                    ELSE letter END,
+                    '' ORDER BY position)
+                INTO written
+                FROM regexp_split_to_table(written, '') WITH ORDINALITY AS each (letter, position);
+            END IF;
+            RETURN written;
+        WHEN 'number' THEN
+            written := value::text;
+            IF written !~ '[.]' THEN
+                RETURN written;
+            END IF;
+            number := written::double precision;
+            IF number <> trunc(number) THEN
+                RETURN number::text;
+            END IF;
+            RETURN trunc(written::numeric)::text;
+        ELSE
+            RETURN value::text;
+        END CASE;
+    END $pgqueue$
+    """  # noqa: S608  # the schema name is checked where it is read
+
+
+def lock_key(purpose: str) -> int:
+    digest = sha256(f"pgqueue:{SCHEMA}:{purpose}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+CHANNEL = f"pgqueue_{sha256(SCHEMA.encode()).hexdigest()[:8]}"
+
+# Runs with the rights of its caller, in the caller's transaction.
+ENQUEUE = f"""
+    CREATE FUNCTION "{SCHEMA}".enqueue(
+        task text,
+        args jsonb DEFAULT '{{}}',
+        queue text DEFAULT NULL,
+        priority integer DEFAULT NULL,
+        run_at timestamp with time zone DEFAULT NULL,
+        delay interval DEFAULT NULL,
+        unique_key text DEFAULT NULL,
+        max_attempts integer DEFAULT NULL,
+        meta jsonb DEFAULT NULL,
+        tags jsonb DEFAULT NULL,
+        notify boolean DEFAULT true
+    ) RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $pgqueue$
+    #variable_conflict use_column
+    DECLARE
+        known jsonb;
+        own jsonb;
+        starts timestamp with time zone;
+        held text;
+        own_limits text;
+        uniqueness jsonb;
+        job_id bigint;
+    BEGIN
+        SELECT declaration INTO known FROM "{SCHEMA}".tasks WHERE name = enqueue.task;
+        IF known IS NULL AND queue IS NULL THEN
+            RAISE 'task % is not known to this database: no worker that has it was started; '
+                'start one, or give the queue', task USING ERRCODE = 'PQ001';
+        END IF;
+        queue := coalesce(queue, known ->> 'queue');
+        args := coalesce(args, '{{}}');
+        IF task IS NULL OR task !~ '^[^[:space:][:cntrl:]]{{1,200}}$' THEN
+            RAISE 'task is %; give 1 to 200 characters without spaces', quote_nullable(task)
+                USING ERRCODE = 'PQ002';
+        ELSIF queue !~ '^[A-Za-z0-9_.:-]{{1,64}}$' THEN
+            RAISE 'task %: queue is %; give 1 to 64 letters, digits or _ . : -',
+                task, quote_literal(queue) USING ERRCODE = 'PQ002';
+        ELSIF jsonb_typeof(args) <> 'object' THEN
+            RAISE 'task %: args is an %; give an object with the arguments by name',
+                task, jsonb_typeof(args) USING ERRCODE = 'PQ002';
+        ELSIF run_at IS NOT NULL AND delay IS NOT NULL THEN
+            RAISE 'task %: both run_at and delay are given; give one of them', task
+                USING ERRCODE = 'PQ002';
+        ELSIF jsonb_typeof(coalesce(meta, '{{}}')) <> 'object' OR EXISTS (
+            SELECT FROM jsonb_object_keys(meta) AS each (name) WHERE starts_with(name, 'pgqueue.')
+        ) THEN
+            RAISE 'task %: meta is no object, or has a key that begins with pgqueue.', task
+                USING ERRCODE = 'PQ002';
+        END IF;
+        starts := greatest(run_at, clock_timestamp() + coalesce(delay, interval '0'));
+
+        -- A job of an undeclared task waits until a worker that has the task gives it its keys.
+        own_limits := CASE WHEN known IS NULL THEN concat('pgqueue.undeclared ', task) END;
+        own := coalesce(known -> 'defaults', '{{}}') || args;
+        SELECT coalesce(string_agg(each.key, chr(10) ORDER BY each.key COLLATE "C"), own_limits)
+        INTO own_limits
+        FROM (
+            SELECT DISTINCT CASE
+                WHEN one -> 'by' = '[]' THEN one ->> 'name'
+                ELSE concat(one ->> 'name', ' ', CASE
+                    WHEN (one -> 'is_secret')::boolean OR length(made.text) > 100
+                    THEN 'sha256:' || encode(sha256(convert_to(made.text, 'UTF8')), 'hex')
+                    ELSE made.text END)
+                END AS key
+            FROM jsonb_array_elements(
+                    known -> 'limits' || coalesce(known -> 'queue_limits' -> queue, '[]')
+                ) AS every (one),
+                LATERAL (
+                    SELECT "{SCHEMA}".canonical_text(
+                        coalesce(jsonb_agg(
+                            coalesce(own -> argument, 'null') ORDER BY number), '[]'))
+                    FROM jsonb_array_elements_text(one -> 'by') WITH ORDINALITY
+                        AS named (argument, number)
+                ) AS made (text)
+        ) AS each;
+
+        -- Who gives a key replaces what the task says of uniqueness, or calls its function.
+        uniqueness := nullif(known -> 'unique', 'null');
+        IF unique_key IS NOT NULL THEN
+            IF unique_key = '' OR starts_with(unique_key, 'pgqueue.') THEN
+                RAISE 'task %: unique_key is %; give another text', task, quote_literal(unique_key)
+                    USING ERRCODE = 'PQ002';
+            END IF;
+            held := CASE WHEN length(unique_key) <= 512 THEN unique_key
+                ELSE 'sha256:' || encode(sha256(convert_to(unique_key, 'UTF8')), 'hex') END;
+            IF NOT (uniqueness -> 'is_function')::boolean THEN
+                uniqueness := NULL;
+            END IF;
+        ELSIF (uniqueness -> 'is_function')::boolean THEN
+            RAISE 'task %: its unique key is made by a Python function; give unique_key', task
+                USING ERRCODE = 'PQ002';
+        ELSIF uniqueness -> 'by' = '[]' THEN
+            held := uniqueness ->> 'key';
+        ELSIF uniqueness IS NOT NULL THEN
+            SELECT concat(uniqueness ->> 'key', ':', left(encode(sha256(convert_to(
+                "{SCHEMA}".canonical_text(
+                    coalesce(jsonb_object_agg(name, own -> name), '{{}}')),
+                'UTF8')), 'hex'), 32))
+            INTO held FROM jsonb_array_elements_text(uniqueness -> 'by') AS named (name)
+            WHERE own ? name;
+        END IF;
+        IF uniqueness ->> 'on_conflict' NOT IN ('return', 'raise') THEN
+            RAISE 'task %: with on_conflict=% an enqueue may change another job, which is for the '
+                'application that has the task', task, quote_literal(uniqueness ->> 'on_conflict')
+                USING ERRCODE = 'PQ002';
+        ELSIF jsonb_typeof(uniqueness -> 'period') = 'number' THEN
+            held := concat('pgqueue.period:', (
+                floor(extract(epoch FROM starts)::double precision
+                    / (uniqueness -> 'period')::double precision)
+                * (uniqueness -> 'period')::double precision)::bigint, ':', held);
+        ELSIF (uniqueness -> 'is_across')::boolean THEN
+            held := concat('pgqueue.across:', held);
+        END IF;
+
+        FOR attempt IN 1..20 LOOP
+            WITH job AS (
+                INSERT INTO "{SCHEMA}".jobs (
+                    queue, task, args, priority, max_attempts, run_at, meta, tags,
+                    limit_keys, unique_key, held_unique_key
+                ) VALUES (
+                    enqueue.queue, enqueue.task, enqueue.args,
+                    coalesce(enqueue.priority, (known -> 'priority')::integer, 5),
+                    coalesce(enqueue.max_attempts, (known -> 'max_attempts')::integer, 10),
+                    greatest(starts, clock_timestamp()),
+                    coalesce(enqueue.meta, '{{}}')
+                        || coalesce(nullif(known -> 'meta', 'null'), '{{}}')
+                        || '{{"pgqueue.by_name": true}}',
+                    enqueue.tags, own_limits, held, held
+                )
+                ON CONFLICT DO NOTHING
+                RETURNING id, queue, priority, run_at, task, max_attempts, limit_keys
+            ), message AS (
+                INSERT INTO "{SCHEMA}".message_queue (
+                    queue, priority, run_at, target_id, task, alone
+                )
+                SELECT queue, priority, run_at, id, task, max_attempts = 1
+                FROM job WHERE limit_keys IS NULL
+            ), waiting AS (
+                INSERT INTO "{SCHEMA}".waiting_messages (
+                    limit_keys, queue, priority, run_at, target_id, task
+                )
+                SELECT limit_keys, queue, priority, run_at, id, task
+                FROM job WHERE limit_keys IS NOT NULL
+            )
+            SELECT id INTO job_id FROM job;
+            IF job_id IS NOT NULL THEN
+                -- Only if a worker sleeps: see wake_up_call() of pgqueue.repository.tables.
+                IF notify THEN
+                    IF pg_try_advisory_lock({lock_key("sleepers")}) THEN
+                        PERFORM pg_advisory_unlock({lock_key("sleepers")});
+                    ELSE
+                        PERFORM pg_notify('{CHANNEL}', 'enqueued');
+                    END IF;
+                END IF;
+                RETURN job_id;
+            END IF;
+            SELECT id INTO job_id FROM "{SCHEMA}".jobs
+            WHERE held_unique_key = held AND held IS NOT NULL
+                AND (queue = enqueue.queue OR starts_with(held_unique_key, 'pgqueue.across:'));
+            IF job_id IS NOT NULL AND uniqueness ->> 'on_conflict' = 'raise' THEN
+                RAISE 'task %: job % of queue % holds the unique key %, so no job was enqueued',
+                    task, job_id, queue, quote_literal(held) USING ERRCODE = 'PQ003';
+            ELSIF job_id IS NOT NULL THEN
+                RETURN job_id;
+            END IF;
+        END LOOP;
+        RAISE 'task %: the unique key % in queue % is held by a job that this transaction cannot '
+            'see; enqueue again in a new transaction', task, quote_literal(held), queue
+            USING ERRCODE = 'PQ003';
+    END $pgqueue$
+    """  # noqa: S608  # the schema name is checked where it is read
+
+FUNCTIONS = {"canonical_text": CANONICAL_TEXT, "enqueue": ENQUEUE}
 
 # Each rule is a branch of its own: WHERE rule = '...' leaves the plan with that branch alone.
 # OFFSET 0 keeps the planner from turning a probe of jobs by key into a pass over all of jobs.

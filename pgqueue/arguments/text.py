@@ -41,3 +41,20 @@ def read(text: str) -> object:
 def size_of(text: str) -> int:
     """Return the size of a text in UTF-8 bytes; raises UnicodeEncodeError for a lone surrogate."""
     return len(text) if text.isascii() else len(text.encode())
+
+
+def canonical_text(stored: object) -> str:
+    """Write JSON data so that values which jsonb counts as equal give the same text."""
+    return json.dumps(_canonical(stored), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+
+
+def _canonical(stored: object) -> object:
+    """jsonb has one kind of number: 1 and 1.0 are equal, and so are 0.0 and -0.0."""
+    match stored:
+        case dict():
+            return {name: _canonical(value) for name, value in stored.items()}
+        case list() | tuple():
+            return [_canonical(value) for value in stored]
+        case float() if stored.is_integer():
+            return int(stored)
+    return stored

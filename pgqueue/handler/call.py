@@ -1,12 +1,13 @@
 """Calls the handler of one attempt: decodes its arguments, and makes an outcome of its return."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 from pgqueue.context import Around, JobContext, nothing_around
-from pgqueue.errors import PayloadError
+from pgqueue.errors import ArgumentsError, PayloadError
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.handler.clock import HandlerClock
 from pgqueue.handler.error_reports import report
@@ -21,6 +22,7 @@ from pgqueue.handler.outcome import (
 from pgqueue.middleware import AsyncAround
 from pgqueue.outcomes import AttemptEnd, Failed, Outcome, TimeIsUp
 from pgqueue.repository.claim import Claimed
+from pgqueue.repository.declared_tasks import BY_NAME
 from pgqueue.tasks import Task
 from pgqueue.tasks.duplicates import running_job
 
@@ -45,7 +47,7 @@ def call(
     """
     try:
         arguments = _begin(task, claimed)
-    except PayloadError as error:
+    except (PayloadError, ArgumentsError) as error:
         return unreadable(task, claimed, error)
     try:
         with around(context):
@@ -74,7 +76,7 @@ async def call_async(
     task, claimed = attempt.task, attempt.claimed
     try:
         arguments = _begin(task, claimed)
-    except PayloadError as error:
+    except (PayloadError, ArgumentsError) as error:
         return unreadable(task, claimed, error)
     clock = HandlerClock(attempt)
     try:
@@ -106,7 +108,14 @@ async def call_async(
 def _begin(task: Task[..., Any], claimed: Claimed) -> dict[str, Any]:
     """Set ``running_job``, which the handler's enqueues read, and decode the arguments."""
     running_job.set(claimed)
-    return task.payload.loads(claimed.args)
+    try:
+        return task.payload.loads(claimed.args)
+    except PayloadError as error:
+        if claimed.meta is None or BY_NAME not in claimed.meta:
+            raise
+        # Nobody has checked them.  Raise what an enqueue by the task would have raised.
+        task.payload.bind((), json.loads(claimed.args))
+        raise ArgumentsError(str(error)) from error
 
 
 def _after_raised(

@@ -10,7 +10,7 @@ from typing import Any
 
 from pgqueue import redaction
 from pgqueue.arguments import OtherVersion
-from pgqueue.errors import PayloadError, TaskDefinitionError
+from pgqueue.errors import ArgumentsError, PayloadError, TaskDefinitionError
 from pgqueue.handler.error_reports import log_fields, report, storable_result, storable_words
 from pgqueue.outcomes import (
     AttemptEnd,
@@ -75,8 +75,11 @@ def obstacle(
     return None
 
 
-def unreadable(task: Task[..., Any], claimed: Claimed, error: PayloadError) -> Outcome:
-    """Let a job wait if its arguments are of another version, and fail it if they are damaged."""
+def unreadable(
+    task: Task[..., Any], claimed: Claimed, error: PayloadError | ArgumentsError
+) -> Outcome:
+    """Let a job wait if its arguments are of another version, and fail it if they are damaged or
+    wrong."""
     reported = report(error, secrets=secrets_of(task, claimed))
     if isinstance(error, OtherVersion):
         log_waiting(reported.message)

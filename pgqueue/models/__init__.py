@@ -9,6 +9,7 @@ from pgqueue.models.base import SCHEMA, Base
 from pgqueue.models.batch import Batch, BatchJob
 from pgqueue.models.blocked import Blocked, Dependency
 from pgqueue.models.dead_letter import DeadLetter
+from pgqueue.models.declared_task import DeclaredTask
 from pgqueue.models.deploy import Deploy
 from pgqueue.models.error_group import ErrorGroup
 from pgqueue.models.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE, Job
@@ -60,6 +61,7 @@ __all__ = [
     "TaskMinute",
     "ErrorGroup",
     "QueueMinute",
+    "DeclaredTask",
     "Deploy",
     "OperatorAction",
     "SchemaVersion",

@@ -16,6 +16,7 @@ from pgqueue.models import (
     BatchJob,
     Blocked,
     DeadLetter,
+    DeclaredTask,
     Dependency,
     Deploy,
     ErrorGroup,
@@ -70,6 +71,7 @@ task_minutes = table_of(TaskMinute)
 error_groups = table_of(ErrorGroup)
 queue_minutes = table_of(QueueMinute)
 deploys = table_of(Deploy)
+declared_tasks = table_of(DeclaredTask)
 operator_actions = table_of(OperatorAction)
 
 AS_IT_STANDS: sa.ColumnElement[Any] = sa.literal_column("0")

@@ -4,7 +4,6 @@ A limit has a name.  Without ``by`` it has one key, the name; with ``by`` it has
 value of these arguments.  A job holds a place under the key of each of its limits.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import Any, ClassVar, Literal
 
+from pgqueue.arguments.text import canonical_text
 from pgqueue.errors import OptionError, TaskDefinitionError
 from pgqueue.redaction import MASK
 from pgqueue.rules.spans import exactly
@@ -27,6 +27,10 @@ LONGEST_REFILL = timedelta(days=36525)
 """The longest ``burst * per``, in which a bucket with a capacity of 1 fills: it ends at a date."""
 SEPARATOR = "\n"
 """Stands between the keys of a job: neither names nor JSON on one line contain it."""
+UNDECLARED = "pgqueue.undeclared"
+"""The limit of jobs whose task no worker had declared when they were enqueued by its name, with the
+name as value.  Nobody declares this limit, so nothing is admitted under it: a worker that has the
+task gives the job its keys."""
 LONGEST_VALUES = 100
 """Bytes of the arguments in a key; longer arguments are replaced by a digest."""
 
@@ -136,7 +140,7 @@ class FairLimit(Limit):
 
 def key_of(name: str, values: Sequence[Any], *, is_secret: bool) -> str:
     """Return the key of these stored arguments in the limit of this name."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    text = canonical_text(values)
     if len(text) > LONGEST_VALUES or is_secret:
         text = f"sha256:{sha256(text.encode()).hexdigest()}"
     return f"{name} {text}"
@@ -188,6 +192,18 @@ class LimitKeys:
 
     def __bool__(self) -> bool:
         return bool(self.limits)
+
+    def declared(self) -> list[dict[str, Any]]:
+        """What those have to know who make the keys without the code."""
+        return [
+            {"name": one.name, "by": list(one.by), "is_secret": one.is_secret(self._secret)}
+            for one in self.limits
+        ]
+
+    def defaults_of_keys(self) -> dict[str, Any]:
+        """The stored defaults of the arguments in the keys."""
+        names = {name for limit in self.limits for name in limit.by}
+        return {name: value for name, value in self._defaults.items() if name in names}
 
     def of(self, args: Mapping[str, Any]) -> str | None:
         """Return the keys of a job with these stored arguments, one a line; None without limits."""

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, MetaData
 from sqlalchemy.schema import AddConstraint, CreateIndex
 
 from pgqueue.models.base import SCHEMA, Base, Domain
-from pgqueue.schema.roles import RIGHTS
+from pgqueue.schema.roles import FUNCTIONS, RIGHTS
 
 ALEMBIC = "alembic_version"
 """A table that is there only with a history of its own."""
@@ -29,7 +29,7 @@ OPTIONS = {"compare_type": is_another_type, "compare_server_default": True}
 
 def differences(connection: Connection) -> list[str]:
     """What the tables lack or have otherwise, as Alembic compares them with models; and which
-    constraints and views are missing, which Alembic does not compare.
+    constraints, views and functions are missing, which Alembic does not compare.
 
     An index that this code does not know may be the application's, and is no difference.
     """
@@ -69,6 +69,12 @@ def _missing(connection: Connection) -> Iterator[str]:
     tables = {table.name for table in Base.metadata.sorted_tables}
     for view in sorted(RIGHTS.keys() - tables - found.keys() - {ALEMBIC}):
         yield f"view {SCHEMA}.{view} is missing"
+    of_schema = (
+        "SELECT proname FROM pg_catalog.pg_proc WHERE pronamespace = to_regnamespace(:schema)"
+    )
+    functions = connection.scalars(sa.text(of_schema), {"schema": SCHEMA})
+    for function in sorted(set(FUNCTIONS).difference(functions)):
+        yield f"function {SCHEMA}.{function} is missing"
 
 
 def _without_schema() -> MetaData:

@@ -110,7 +110,7 @@ def _literal(value: str) -> str:
 
 
 def _owned_by(owner: str | None) -> Iterator[str]:
-    """Change the owner of schema, tables, domains and views; ``owner`` is an expression.
+    """Change the owner of schema, tables, domains, functions and views; ``owner`` is an expression.
 
     The schema comes first: the owner of a table must have the right to create one there.
     """
@@ -139,7 +139,12 @@ def _owned_by(owner: str | None) -> Iterator[str]:
                      typowner
               FROM pg_catalog.pg_type
               JOIN pg_catalog.pg_namespace ON pg_namespace.oid = typnamespace
-              WHERE nspname = {schema} AND typtype = 'd') AS owned (kind, name, owner)
+              WHERE nspname = {schema} AND typtype = 'd'
+              UNION ALL
+              SELECT 'FUNCTION', CAST(CAST(pg_proc.oid AS regprocedure) AS text), proowner
+              FROM pg_catalog.pg_proc
+              JOIN pg_catalog.pg_namespace ON pg_namespace.oid = pronamespace
+              WHERE nspname = {schema}) AS owned (kind, name, owner)
         WHERE pg_catalog.pg_get_userbyid(owner) <> {owner}
         ORDER BY kind
         """  # noqa: S608  # literals, quoted above
@@ -163,6 +168,7 @@ def _nothing_for(roles: Roles) -> Iterator[str]:
     # Revoking a right on a table also revokes it on the columns.
     for name in roles.users.values():
         yield f'REVOKE ALL ON ALL TABLES IN SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
+        yield f'REVOKE ALL ON ALL FUNCTIONS IN SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
         yield f'REVOKE ALL ON ALL SEQUENCES IN SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
         yield f'REVOKE ALL ON SCHEMA "{SCHEMA}" FROM {_quoted(name)}'
 
@@ -176,6 +182,8 @@ def _rights_of(roles: Roles) -> Iterator[str]:
         return
     for name in roles.users.values():
         yield f'GRANT USAGE ON SCHEMA "{SCHEMA}" TO {_quoted(name)}'
+    for name in filter(None, (roles.worker, roles.enqueue)):
+        yield f'GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA "{SCHEMA}" TO {_quoted(name)}'
     wanted = ",\n                ".join(
         f"({', '.join(map(_literal, (name, table, privilege, '{' + columns + '}')))})"
         for purpose, name in roles.users.items()

@@ -89,6 +89,7 @@ RIGHTS = {
     "limits": Rights(
         worker="SELECT, INSERT, UPDATE", dashboard="SELECT, INSERT, UPDATE (capacity)"
     ),
+    "tasks": Rights(worker="SELECT, INSERT, UPDATE", enqueue=READ, dashboard="SELECT (name)"),
     "limit_places": Rights(worker=ADD, dashboard="SELECT, DELETE"),
     "limit_buckets": Rights(worker=ADD, dashboard=READ),
     "batches": Rights(
@@ -132,6 +133,10 @@ RIGHTS = {
 """Each table, view and sequence, with all rights that a role has on it.
 
 A workflow takes the ids of its jobs from the sequence before it writes them."""
+
+FUNCTIONS = ("canonical_text", "enqueue")
+"""The functions of the schema, which run with the rights of their caller.  The roles that write
+jobs may call them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

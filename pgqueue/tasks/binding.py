@@ -1,6 +1,5 @@
 """The input of an enqueue in its stored form: arguments as JSON, and the keys made of them."""
 
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,12 +7,12 @@ from hashlib import sha256
 from typing import Any
 
 from pgqueue.arguments.payload import Payload, in_batch
-from pgqueue.arguments.text import LARGEST_TEXT
+from pgqueue.arguments.text import LARGEST_TEXT, canonical_text
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
 from pgqueue.options import Options, refuse_unknown_secrets, refuse_wrong_renames
 from pgqueue.repository.enqueue import NewJobRow
 from pgqueue.rules.limits import LimitKeys
-from pgqueue.rules.unique import Unique, names_wanted_by, storable_key
+from pgqueue.rules.unique import Unique, digest_if_long, names_wanted_by, storable_key
 
 CHUNK = 1000
 """The most jobs in one statement of ``enqueue_many``."""
@@ -55,7 +54,7 @@ class Arguments:
         names = frozenset(payload.names)
         refuse_wrong_renames(options, payload.names)
         refuse_unknown_secrets(options, names.union(options.renamed))
-        self._unique_keys = UniqueKeys(payload, options)
+        self.unique_keys = UniqueKeys(payload, options)
 
     def of_call(
         self,
@@ -68,7 +67,7 @@ class Arguments:
         values = self._payload.bind(args, kwargs)
         encoded = self._payload.encode(values)
         text = self._payload.dumps(encoded, max_bytes=max_bytes)
-        unique_key = self._unique_keys.of(values, encoded)
+        unique_key = self.unique_keys.of(values, encoded)
         return EncodedCall(encoded, unique_key, limits.of(encoded), text=text)
 
     def of_rows(self, rows: Any, *, limits: LimitKeys, max_bytes: int) -> EncodedCalls:
@@ -84,7 +83,7 @@ class Arguments:
         keys: list[str | None] = []
         for index, (values, stored) in enumerate(zip(bound, encoded, strict=True)):
             try:
-                keys.append(self._unique_keys.of(values, stored))
+                keys.append(self.unique_keys.of(values, stored))
             except (ArgumentsError, OptionError, PayloadError) as error:
                 raise type(error)(in_batch(error, index)) from error
         is_small = sum(map(len, texts)) <= LARGEST_TEXT
@@ -139,7 +138,7 @@ class UniqueKeys:
             return None
         key: Any = unique.key
         if key is None:
-            key = f"{self._task_name}({','.join(self._names)})"
+            key = self._prefix
             if self._names:
                 known = {**self._defaults, **encoded}
                 named = {name: known[name] for name in self._names if name in known}
@@ -158,6 +157,31 @@ class UniqueKeys:
                 ) from error
         return storable_key(key, self._task_name, unique.across)
 
+    def declared(self) -> dict[str, Any] | None:
+        """What those have to know who make the key without the code; None if there is none."""
+        unique = self._unique
+        if unique is None:
+            return None
+        is_of_arguments = unique.key is None
+        key = None if callable(unique.key) else unique.key and digest_if_long(unique.key)
+        return {
+            "is_function": callable(unique.key),
+            "key": self._prefix if is_of_arguments else key,
+            "by": list(self._names) if is_of_arguments else [],
+            "period": unique.period and unique.period.total_seconds(),
+            "is_across": unique.across is not None,
+            "on_conflict": unique.on_conflict,
+        }
+
+    @property
+    def defaults_of_key(self) -> dict[str, Any]:
+        """The stored defaults of the arguments in the key."""
+        return {name: self._defaults[name] for name in self._names if name in self._defaults}
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self._task_name}({','.join(self._names)})"
+
     def _names_of(self, unique: Unique) -> tuple[str, ...]:
         names = self._payload.names if unique.by is None else unique.by
         for name in names:
@@ -167,20 +191,3 @@ class UniqueKeys:
                     f"the task; it may have {', '.join(self._payload.names) or 'nothing'}"
                 )
         return tuple(sorted(set(names)))
-
-
-def canonical_text(stored: Any) -> str:
-    """Write JSON data so that values which jsonb counts as equal give the same text."""
-    return json.dumps(_canonical(stored), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-
-
-def _canonical(stored: Any) -> Any:
-    """jsonb has one kind of number: 1 and 1.0 are equal, and so are 0.0 and -0.0."""
-    match stored:
-        case dict():
-            return {name: _canonical(value) for name, value in stored.items()}
-        case list() | tuple():
-            return [_canonical(value) for value in stored]
-        case float() if stored.is_integer():
-            return int(stored)
-    return stored

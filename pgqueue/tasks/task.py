@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -525,6 +526,31 @@ class Task(Generic[P, R]):
         encoded = self._with_period(connection, new, job.encoded)
         write = functools.partial(self._write, connection, new, encoded)
         return until_placed(write, new.task, new.queue, encoded.unique_key).id
+
+    def declaration(self) -> dict[str, Any]:
+        """What an enqueue by the name of this task has to know."""
+        new, options, keys = self._job_values, self._options, self._arguments.unique_keys
+        own = LimitKeys(self.own_limits, secret=options.secret_args)
+        return {
+            "queue": new.queue,
+            "priority": new.priority,
+            "max_attempts": new.max_attempts,
+            "meta": None if new.meta is None else json.loads(new.meta),
+            "unique": keys.declared(),
+            "limits": own.declared(),
+            "queue_limits": {
+                queue: LimitKeys(limits).declared()
+                for queue, limits in self.owner.queue_limits.items()
+            },
+            "defaults": {**self._limits.defaults_of_keys(), **keys.defaults_of_key},
+        }
+
+    def limit_keys_of(self, queue: str, stored: str) -> str | None:
+        """The keys of a job of this task in a queue, from its arguments as they are stored."""
+        limits = (*self.own_limits, *self.owner.queue_limits.get(queue, ()))
+        defaults = self._limits.defaults_of_keys
+        keys = LimitKeys(limits, secret=self._options.secret_args, defaults=defaults)
+        return keys.of(json.loads(stored))
 
     def edited(
         self, job: JobValues, args: Mapping[str, Any], *, are_stored: bool

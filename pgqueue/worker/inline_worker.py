@@ -16,6 +16,7 @@ from pgqueue.repository.due_times import DueTimes
 from pgqueue.repository.settle import Attempts
 from pgqueue.repository.workers import Paused, Workers
 from pgqueue.rules.served_queues import served_queues
+from pgqueue.tasks.by_name import give_keys
 from pgqueue.tasks.pauses import open_tasks, under_all_names
 from pgqueue.worker.claiming.cursors import ClaimCursors
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds, rules_of
@@ -90,14 +91,16 @@ class InlineWorker:
         return claimed
 
     def admit(self) -> bool:
-        """Admit jobs that wait for room in their limits; returns whether there were any."""
+        """Admit jobs that wait for room in their limits, or for the limits themselves; returns
+        whether there were any."""
+        has_keys = give_keys(self._connection, self._tasks, notify=False)
         if not self._has_limits:
-            return False
+            return has_keys
         self._rounds.begin()
         admitted = 0
         while not (step := self._rounds.step(self._connection)).is_last:
             admitted += step.admitted
-        return admitted + step.admitted > 0
+        return has_keys or admitted + step.admitted > 0
 
     def claim(self, pairs: Sequence[ClaimCursor]) -> Claimed | None:
         """Claim the first job that is due; messages without a job are dropped."""

@@ -124,6 +124,7 @@ class Supervisor:
             timers=self._timers,
             looks=self._looks,
             janitor=self._janitor,
+            notify=queue.notify,
         )
         self._heartbeat = Heartbeat(
             self._engine,

@@ -14,6 +14,7 @@ from pgqueue.database.settings import UPKEEP
 from pgqueue.repository.rescue import Rescued, SeenWorker
 from pgqueue.worker.duties import depths, minutes
 from pgqueue.worker.duties.admit import Admitter
+from pgqueue.worker.duties.declared_tasks import DeclareTasks
 from pgqueue.worker.duties.minutes import MinuteWriter
 from pgqueue.worker.duties.rescue import Rescue, declare_dead, forget_dead
 from pgqueue.worker.duty_list import Duty, DutyList, Every
@@ -105,8 +106,8 @@ class ReadNotices(Duty):
 
 
 class Upkeep(DutyList):
-    """Reads notices and rescues jobs; forgets workers that died long ago; writes the statistics;
-    starts a count of the queues if this worker is the one that counts."""
+    """Declares tasks; reads notices and rescues jobs; forgets workers that died long ago; writes
+    the statistics; starts a count of the queues if this worker is the one that counts."""
 
     def __init__(
         self,
@@ -117,10 +118,13 @@ class Upkeep(DutyList):
         timers: Timers | None,
         looks: Looks | None,
         janitor: Janitor,
+        notify: bool,
     ) -> None:
+        # Before the first claim, which waits until the notices were read.
+        declare = DeclareTasks(runtime.tasks, notify=notify)
         self._notices = ReadNotices(runtime, slots, admitter, timers, looks, janitor)
         self.has_looked = self._notices.has_looked
-        duties: list[Duty] = [self._notices, Every(FORGET_EVERY, forget_dead)]
+        duties: list[Duty] = [declare, self._notices, Every(FORGET_EVERY, forget_dead)]
         self._minutes: MinuteWriter | None = None
         if runtime.statistics is not None:
             self._minutes = MinuteWriter(

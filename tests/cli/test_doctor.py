@@ -212,6 +212,12 @@ class TestTables:
 
         assert about(findings(queue), "tables") == ("wrong", "view pgqueue.job_overview is missing")
 
+    def test_a_dropped_function_is_wrong(self, queue: PgQueue, engine: Engine) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("DROP FUNCTION pgqueue.enqueue"))
+
+        assert about(findings(queue), "tables") == ("wrong", "function pgqueue.enqueue is missing")
+
     def test_tables_without_autovacuum_are_named(self, queue: PgQueue, engine: Engine) -> None:
         with engine.begin() as connection:
             off = "ALTER TABLE pgqueue.leases SET (autovacuum_enabled = 'no')"

@@ -223,6 +223,12 @@ async def _enqueue_async(url: URL) -> None:
     await engine.dispose()
 
 
+def enqueues_by_name(session: Session, place: Place) -> None:
+    queue.enqueue_by_name(session, one_at_a_time.name, {"n": 1})
+    key = queue.enqueue_by_name(session, once.name, {"n": 1}, unique_key="once 1")
+    assert key == place.waiting
+
+
 def writes_batches_and_schedules(session: Session, place: Place) -> None:
     with queue.batch(
         session, "more", on_success=succeed, on_failure=succeed, on_cancelled=succeed
@@ -335,6 +341,10 @@ WORKER, ENQUEUE, DASHBOARD = {"worker"}, {"enqueue"}, {"dashboard"}
 WHO_MAY: list[tuple[set[str], str | Act]] = [
     (WORKER | ENQUEUE, enqueues_by_every_door),
     (WORKER | ENQUEUE, writes_batches_and_schedules),
+    (WORKER | ENQUEUE, enqueues_by_name),
+    (WORKER | ENQUEUE, "SELECT pgqueue.enqueue('elsewhere', queue => 'default')"),
+    (WORKER | ENQUEUE, "SELECT pgqueue.canonical_text('1')"),
+    (WORKER, "UPDATE pgqueue.tasks SET declaration = '{}' WHERE false"),
     (ALL, sends_a_signal),
     (WORKER, "SELECT payload FROM pgqueue.signals"),
     (WORKER | DASHBOARD, "SELECT name, key FROM pgqueue.signals"),
@@ -477,6 +487,8 @@ def owners(engine: Engine) -> set[str]:
         WHERE relnamespace = 'pgqueue'::regnamespace AND relkind IN ('r', 'v', 'S')
         UNION SELECT pg_get_userbyid(typowner) FROM pg_type
         WHERE typnamespace = 'pgqueue'::regnamespace
+        UNION SELECT pg_get_userbyid(proowner) FROM pg_proc
+        WHERE pronamespace = 'pgqueue'::regnamespace
         UNION SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = 'pgqueue'
     """
     with engine.connect() as connection:

@@ -11,12 +11,19 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, text
 
 from pgqueue import PgQueue, Secret, TaskDefinitionError, Unique
-from pgqueue.tasks.binding import canonical_text
+from pgqueue.arguments.text import canonical_text
 
 queue = PgQueue()
 
-numbers = st.integers(-3, 3) | st.sampled_from([0.0, -0.0, 1.0, 1.5, 1e16, 1e22, -2.0, 2**53 + 1])
-leaves = st.none() | st.booleans() | numbers | st.sampled_from(["", "1", "a", "é", "\u2028"])
+numbers = st.integers(-3, 3) | st.sampled_from(
+    [0.0, -0.0, 1.0, 1.5, 1e16, 1e22, -2.0, 2**53 + 1, 1e-7]
+)
+leaves = (
+    st.none()
+    | st.booleans()
+    | numbers
+    | st.sampled_from(["", "1", "a", "é", "\u2028", "\U0001f600", '"\\/\x7f\n'])
+)
 values = st.recursive(
     leaves,
     lambda inner: (
@@ -57,6 +64,14 @@ def test_two_values_have_the_same_text_exactly_if_jsonb_counts_them_as_equal(
         pair = {"one": json.dumps(one), "other": json.dumps(second)}
         equal = connection.scalar(is_equal, pair)
         assert equal == (canonical_text(one) == canonical_text(second)), pair
+
+
+@given(one=values)
+def test_sql_and_python_write_the_same_text(connection: Connection, one: Any) -> None:
+    in_sql = text("SELECT pgqueue.canonical_text(CAST(:one AS jsonb))")
+
+    for each in (one, in_other_words(one)):
+        assert connection.scalar(in_sql, {"one": json.dumps(each)}) == canonical_text(each)
 
 
 @given(

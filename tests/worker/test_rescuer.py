@@ -65,6 +65,7 @@ def test_a_worker_is_watched_for_the_whole_grace_again_after_a_reconnect(
         timers=None,
         looks=None,
         janitor=Janitor(runtime),
+        notify=False,
     )
     heartbeat = Heartbeat(
         watched,
