@@ -80,6 +80,7 @@ ENDED = "SELECT count(*) FROM pgqueue.jobs WHERE finished_at > :began"
     mutated={
         "rescue_loses_the_message": "no worker will ever run it",
         "admissions_beside_each_other": "ran at once",
+        "declares_no_limits": "ran at once",
         "retries_take_no_token": "within a second",
         "looks_without_lock": f"batches have ended before their last job|{SAMPLED}",
         "additions_without_lock": f"batches have ended before their last job|{SAMPLED}",

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import Boolean, cast, null
 
@@ -87,6 +88,17 @@ def retries_take_no_token(patch: Patch) -> None:
     patch.rebuild(settle.settle, rescue.rescue_leases)
 
 
+@mutation
+def declares_no_limits(patch: Patch) -> None:
+    """A worker declares its tasks without their limits, for those who enqueue by name."""
+    from pgqueue.tasks import Task
+
+    def without_limits(self: Any) -> dict[str, Any]:
+        return {**declaration(self), "limits": []}
+
+    declaration: Callable[..., Any] = patch.set(Task, "declaration", without_limits)
+
+
 @queue.task(
     retry=AT_ONCE,
     priority=FIRST,
@@ -106,7 +118,8 @@ class LimitedJobs:
 
     def __init__(self, environment: Environment, faults: int) -> None:
         self._environment = environment
-        self.clients: list[Callable[[], None]] = []
+        self._faults = faults
+        self.clients: list[Callable[[], None]] = [self._enqueue_by_name]
         limited = call_in_turn.options(max_attempts=1000)
         rated = call_at_a_rate.options(max_attempts=1000)
         self._limited = set(
@@ -118,6 +131,24 @@ class LimitedJobs:
 
     def succeeded(self) -> int:
         return len(self._limited) + len(self._ordered) + len(self._rated)
+
+    def _enqueue_by_name(self) -> None:
+        """As one who has not the code of the task: SQL makes the keys."""
+        environment = self._environment
+        environment.until(lambda: bool(environment.history(START)), what="a job has started")
+        for _ in range(2 * self._faults):
+            with environment.queue.session() as session, session.begin():
+                new = [
+                    environment.queue.enqueue_by_name(
+                        session,
+                        call_in_turn.name,
+                        {"key": key, "milliseconds": 25},
+                        max_attempts=1000,
+                    )
+                    for key in KEYS
+                ]
+            environment.acknowledged.update(new)
+            self._limited.update(new)
 
     def judge(self) -> None:
         expect = self._environment.expect
