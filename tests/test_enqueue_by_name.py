@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from worker_rig import running, wait_until
@@ -329,6 +330,30 @@ def test_the_function_takes_no_name_from_the_search_path_of_its_caller(
     job_id = session.scalar(text("""SELECT pgqueue.enqueue('daily', '{"n": 7}')"""))
 
     assert session.get_one(Job, job_id).run_at.year < 2100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("'a b', queue => 'default'", "without spaces"),
+        ("'daily', queue => 'a b'", "queue is 'a b'"),
+        ("'daily', '[1]'", "args is an array"),
+        ("'daily', run_at => now(), delay => '1 s'", "both run_at and delay"),
+        ("""'daily', meta => '{"pgqueue.batch": 1}'""", "begins with pgqueue"),
+        ("""'daily', meta => '"x"'""", "meta is no object"),
+        ("""'daily', tags => '"x"'""", "an array of texts"),
+        ("'daily', tags => '[1]'", "an array of texts"),
+        ("'daily', unique_key => ''", "unique_key is ''"),
+        ("'daily', unique_key => 'pgqueue.across:k'", "give another text"),
+    ],
+)
+def test_the_function_refuses_what_python_refuses(
+    declared: Shop, session: Session, arguments: str, message: str
+) -> None:
+    with pytest.raises(DBAPIError, match=message) as raised:
+        session.scalar(text(f"SELECT pgqueue.enqueue({arguments})".replace(":", r"\:")))
+
+    assert getattr(raised.value.orig, "sqlstate", None) == "PQ002"
 
 
 def test_a_trigger_enqueues_in_the_transaction_of_its_statement(

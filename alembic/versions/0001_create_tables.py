@@ -743,6 +743,9 @@ ENQUEUE = f"""
         ) THEN
             RAISE 'task %: meta is no object, or has a key that begins with pgqueue.', task
                 USING ERRCODE = 'PQ002';
+        ELSIF jsonb_typeof(tags) <> 'array' OR tags @? '$[*] ? (@.type() != "string")' THEN
+            RAISE 'task %: tags is %; give an array of texts', task, tags
+                USING ERRCODE = 'PQ002';
         END IF;
         starts := greatest(run_at, clock_timestamp() + coalesce(delay, interval '0'));
 
