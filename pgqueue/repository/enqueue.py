@@ -207,7 +207,10 @@ def dispatch_flushed_jobs(
     Each flag says whether a job has a unique key or limits, or waits for others.  Returns the ids,
     and the times that the database chose.
     """
-    of_flush = jobs.c.id == sa.any_(array_parameter("job_ids", sa.BigInteger))
+    # A join: `= ANY (the parameter)` in a scan of the table reads the parameter for each row.
+    ids = pg.unnest(array_parameter("job_ids", sa.BigInteger))
+    given = ids.table_valued(sa.column("id", sa.BigInteger)).render_derived(name="given")
+    of_flush = jobs.c.id == given.c.id
     columns = (*columns_for(limited=limited), jobs.c.created_at)
     inserted = sa.select(*columns).where(of_flush)
     if unique:
