@@ -30,9 +30,9 @@ from pgqueue.repository.reading import Moment, moment
 from pgqueue.repository.tables import (
     Executor,
     array_of,
-    array_parameter,
     clock,
     document,
+    given_ids,
     is_key_across_queues,
     jobs,
     json_parameter,
@@ -208,9 +208,7 @@ def dispatch_flushed_jobs(
     and the times that the database chose.
     """
     # A join: `= ANY (the parameter)` in a scan of the table reads the parameter for each row.
-    ids = pg.unnest(array_parameter("job_ids", sa.BigInteger))
-    given = ids.table_valued(sa.column("id", sa.BigInteger)).render_derived(name="given")
-    of_flush = jobs.c.id == given.c.id
+    of_flush = jobs.c.id == given_ids("job_ids").c.id
     columns = (*columns_for(limited=limited), jobs.c.created_at)
     inserted = sa.select(*columns).where(of_flush)
     if unique:
