@@ -37,6 +37,7 @@ from pgqueue.repository.tables import (
     clock,
     document,
     equal,
+    given_ids,
     jobs,
     leases,
     limit_buckets,
@@ -62,7 +63,6 @@ ADMITTED = "admitted"
 PAUSED = array_parameter("paused", sa.Text)
 PAUSED_TASKS = array_parameter("paused_tasks", sa.Text)
 ONE = sa.literal_column("1", sa.Integer)
-JOB_IDS = pg.unnest(array_parameter("job_ids", sa.BigInteger))
 
 
 @cache
@@ -456,7 +456,7 @@ def _locked_jobs() -> sa.Select[*tuple[Any, ...]]:
 
     Locks the jobs, and skips jobs that other transactions have locked.
     """
-    given = JOB_IDS.table_valued(sa.column("id", sa.BigInteger)).render_derived(name="given")
+    given = given_ids("job_ids")
     job = (
         sa.select(jobs.c.id, jobs.c.limit_keys, jobs.c.queue, jobs.c.priority, jobs.c.run_at)
         .where(jobs.c.id == given.c.id, jobs.c.outcome.is_(None))

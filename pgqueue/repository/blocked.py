@@ -49,6 +49,7 @@ from pgqueue.repository.tables import (
     deleted_records,
     dependencies,
     document,
+    given_ids,
     jobs,
     pg,
     sees_all,
@@ -189,11 +190,7 @@ def predecessors() -> sa.Executable:
     A separate statement, after the lock: the snapshot of the statement that locks may be older than
     the last dependency.  A node that is gone has succeeded.
     """
-    node = (
-        pg.unnest(array_parameter("job_ids", sa.BigInteger))
-        .table_valued(sa.column("id", sa.BigInteger))
-        .render_derived(name="node")
-    )
+    node = given_ids("job_ids", name="node")
     after, is_of_node = dependencies.c.after_id, dependencies.c.job_id == node.c.id
     unfinished = sa.select(after).where(is_of_node, ~has_ended(after)).order_by(after.desc())
     watch = unfinished.limit(sa.literal_column("1")).lateral("watch")

@@ -30,9 +30,9 @@ from pgqueue.repository.reading import Moment, moment
 from pgqueue.repository.tables import (
     Executor,
     array_of,
-    array_parameter,
     clock,
     document,
+    given_ids,
     is_key_across_queues,
     jobs,
     json_parameter,
@@ -207,7 +207,8 @@ def dispatch_flushed_jobs(
     Each flag says whether a job has a unique key or limits, or waits for others.  Returns the ids,
     and the times that the database chose.
     """
-    of_flush = jobs.c.id == sa.any_(array_parameter("job_ids", sa.BigInteger))
+    # A join: `= ANY (the parameter)` in a scan of the table reads the parameter for each row.
+    of_flush = jobs.c.id == given_ids("job_ids").c.id
     columns = (*columns_for(limited=limited), jobs.c.created_at)
     inserted = sa.select(*columns).where(of_flush)
     if unique:

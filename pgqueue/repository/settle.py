@@ -56,6 +56,7 @@ from pgqueue.repository.tables import (
     deleted_records,
     document,
     equal,
+    given_ids,
     has_key_of_period,
     is_key_across_queues,
     job_attempts,
@@ -227,9 +228,7 @@ def check_constraints() -> sa.Executable:
 @cache
 def free_jobs() -> sa.Executable:
     """Which of these jobs no other transaction has locked at this moment."""
-    ids = pg.unnest(array_parameter("target_ids", sa.BigInteger))
-    given = ids.table_valued(sa.column("target_id", sa.BigInteger)).render_derived(name="given")
-    return free_among(given)
+    return free_among(given_ids("target_ids", column="target_id"))
 
 
 def free_among(given: sa.FromClause) -> sa.Select[Any]:

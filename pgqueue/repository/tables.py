@@ -173,6 +173,12 @@ def array_parameter(name: str, type_: type[TypeEngine[Any]]) -> sa.ColumnElement
     return sa.cast(sa.bindparam(name, type_=sa.Text), ARRAY(type_))
 
 
+def given_ids(parameter: str, *, column: str = "id", name: str = "given") -> sa.TableValuedAlias:
+    """The ids in an array parameter, as rows."""
+    ids = pg.unnest(array_parameter(parameter, sa.BigInteger))
+    return ids.table_valued(sa.column(column, sa.BigInteger)).render_derived(name=name)
+
+
 def wake_up_call(word: str = "enqueued") -> sa.ColumnElement[bool]:
     """Notify, but only if some worker sleeps.
 

@@ -10,7 +10,15 @@ from functools import cache
 
 import sqlalchemy as sa
 
-from pgqueue.repository.tables import CHANNEL, Executor, array_of, array_parameter, jobs, pg
+from pgqueue.repository.tables import (
+    CHANNEL,
+    Executor,
+    array_of,
+    array_parameter,
+    given_ids,
+    jobs,
+    pg,
+)
 
 WATCHES = f"{CHANNEL}_watches"
 """The channel on which the jobs are announced for which somebody waits."""
@@ -31,8 +39,7 @@ def tell(channel: str) -> sa.Executable:
 @cache
 def ended_jobs() -> sa.Executable:
     """Which of these jobs have ended, or do not exist."""
-    ids = pg.unnest(array_parameter("job_ids", sa.BigInteger))
-    given = ids.table_valued(sa.column("id", sa.BigInteger)).render_derived(name="given")
+    given = given_ids("job_ids")
     unfinished = sa.select(jobs.c.id).where(jobs.c.id == given.c.id, jobs.c.outcome.is_(None))
     return sa.select(given.c.id).where(~unfinished.exists())
 

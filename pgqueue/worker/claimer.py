@@ -381,7 +381,7 @@ class Claimer(Loop):
         if payloads:
             self._sleep.notified()
         if payloads - {ADMITTED}:
-            self._admitter.look()
+            self._admitter.notified()
         if "signal" in payloads:
             self._runtime.signalled()
         if "rewind" in payloads:

@@ -1014,12 +1014,28 @@ class TestRoundsOfSomeLanes:
         [before], [behind] = put_some(engine, 1, "bank"), put_some(engine, 1, "task")
 
         assert self.admit("skip") == 0
-        self.rounds.begin_some(None)
+        self.rounds.begin_some((), is_notified=True)
         with self.line.begin():
             assert self.rounds.step(self.line).admitted == 2
 
         assert held(engine, "bank") == [before]
         assert held(engine, "task") == [behind]
+
+    def test_a_notification_lets_them_pass_over_keys_in_which_jobs_wait_for_a_place(
+        self, engine: Engine, worker: LogicalWorker
+    ) -> None:
+        put_some(engine, 2, "bank")
+        put_some(engine, 1, "task")
+        self.admit()
+        worker.run_next(Succeeded())
+        [new] = put_some(engine, 1, "task")
+
+        self.rounds.begin_some((), is_notified=True)
+        with self.line.begin():
+            assert self.rounds.step(self.line).admitted == 1
+
+        assert new in held(engine, "task")
+        assert self.admit("bank") == 1
 
     def test_a_place_that_was_given_up_is_taken_by_the_next_job(
         self, engine: Engine, worker: LogicalWorker

@@ -416,3 +416,23 @@ def test_a_requeue_of_many_tests_each_job_once(database_url: str) -> None:
     assert list(done) == ids
     scans = [node for plan in plans.seen for node in plan.nodes if "Relation Name" in node]
     assert max(node["Actual Loops"] for node in scans) <= BATCH
+
+
+@pytest.mark.parametrize("unique", [None, Unique()], ids=["no keys", "keys"])
+def test_a_flush_of_many_jobs_compares_no_job_with_all_of_them(
+    database_url: str, unique: Unique | None
+) -> None:
+    """A scan of the table would also read the list of their ids anew for each job."""
+    engine = create_engine(database_url, connect_args=TELLING)
+    queue = PgQueue(engine)
+
+    @queue.task(name="tests.note", unique=unique)
+    def note(number: int) -> None: ...
+
+    with Session(engine) as session:
+        session.add_all(note.job(number) for number in range(2_000))
+        with plans_of(session.connection()) as plans:
+            session.flush()
+
+    scans = [node for plan in plans.seen for node in plan.nodes if "Filter" in node]
+    assert [node for node in scans if "ANY" in node["Filter"]] == []

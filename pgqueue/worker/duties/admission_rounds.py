@@ -161,20 +161,24 @@ class AdmissionRounds:
         if not self._is_only_admitter:
             self._source = self._source_now()
 
-    def begin_some(self, freed: Collection[str] | None, now: float = 0.0) -> bool:
+    def begin_some(
+        self, freed: Collection[str], now: float = 0.0, *, is_notified: bool = False
+    ) -> bool:
         """Begin a round of those lanes from which jobs may be admitted; False if there are none.
 
         These are the known lanes under keys that may have room, and those whose time has come at
-        ``now``.  With None, and under a fair limit, whose keys take turns, the round also looks for
-        lanes that are not known.
+        ``now``.  After a notification of new jobs they are also the lanes in which no job waits for
+        room, and those that are not known.  Under a fair limit, whose keys take turns, the round
+        looks for lanes that are not known too.
         """
         if self._source != self._source_now():  # there may be jobs behind the cursors
             self.begin()
             return True
-        fair = {name_of(key) for key in freed or () if is_fair(key, self._rules)}
-        lanes = dict.fromkeys(self.known.all() if freed is None else self.known.under(freed))
-        lanes |= dict.fromkeys([*self.known.of_limits(fair), *self.known.due(now)])
-        self._round = Round(list(lanes), looks_for_lanes=freed is None or bool(fair))
+        known, fair = self.known, {name_of(key) for key in freed if is_fair(key, self._rules)}
+        lanes = dict.fromkeys([*known.under(freed), *known.of_limits(fair), *known.due(now)])
+        if is_notified:
+            lanes |= dict.fromkeys(known.with_room())
+        self._round = Round(list(lanes), looks_for_lanes=is_notified or bool(fair))
         return bool(lanes) or self._round.looks_for_lanes
 
     @property
@@ -267,6 +271,13 @@ class AdmissionRounds:
         )
         if may_have_more or not result.are_all:
             return Step(len(result.jobs), False)
+        if not current.locked:
+            self.known.note_full(
+                key
+                for key, jobs in lanes.items()
+                if not _is_timed(jobs[0], rules)
+                and any(job.is_due and job.job_id not in result.jobs for job in jobs)
+            )
         current.after, current.read = page.last or FIRST_LANE, read
         current.found.update(page.reads)
         current.fair += fair
@@ -450,6 +461,11 @@ def _take_tokens(
     after = Buckets(buckets.now, {**buckets.full_at, **full_at})
     waits = {keys: next_token(rates.intersection(keys), after, rules) for keys in unadmitted}
     return {keys: wait for keys, wait in waits.items() if wait is not None}
+
+
+def _is_timed(job: WaitingJob, rules: Rules) -> bool:
+    """Whether a job may also become admissible without a place that is given up under its keys."""
+    return any(is_rate(key, rules) or is_fair(key, rules) for key in job.limit_keys)
 
 
 def _key_sets(jobs: Iterable[WaitingJob]) -> set[tuple[str, ...]]:

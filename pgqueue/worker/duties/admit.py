@@ -5,7 +5,8 @@ database.  It admits in rounds, in short transactions:
 
 - A round of all lanes reads each from its start.  It finds every job.
 - A round of some lanes reads those that may have jobs to admit, because places under their keys
-  were given up or because their time has come, each from where the last read began.
+  were given up or because their time has come, each from where the last read began.  After a
+  notification it reads those in which no job waits for a place, and looks for new ones.
 
 Rounds of all lanes may take a twentieth of the time: there may be very many lanes, and these rounds
 step over dead index entries while a transaction holds an old snapshot.  A hint begins a round
@@ -90,9 +91,9 @@ class Admitter(Loop):
         self._is_asked = True
         """Whether something has happened since that a round of all lanes may have to see."""
         self._is_awaited = False
-        """Whether a thread waits for a round of all lanes."""
+        """Whether a round of all lanes is wanted at once."""
         self._freed: deque[str | None] = deque()
-        """Under which keys places may have become free; None: look at all lanes that are known."""
+        """Under which keys places may have become free; None: there may be other jobs."""
         self._swept_at, self._sweep_took = time.monotonic(), 0.0
 
     def look_for_limits(self, connection: Connection) -> None:
@@ -106,7 +107,12 @@ class Admitter(Loop):
             self._wake_at_once()
 
     def look(self) -> None:
-        """Begin a round soon: any job may have room now, and there may be others."""
+        """Begin a round of all lanes soon: any job may have room now."""
+        self._is_awaited = True
+        self.notified()
+
+    def notified(self) -> None:
+        """Begin a round soon: there may be other jobs."""
         self._freed.append(None)
         self._wake_at_once()
 
@@ -170,11 +176,9 @@ class Admitter(Loop):
         has_lanes = True
         if now >= self._next_full():
             rounds.begin()
-        elif None in freed:
-            has_lanes = rounds.begin_some(None)
         else:
             keys = {key for keys in freed if keys for key in keys.split(SEPARATOR)}
-            has_lanes = rounds.begin_some(keys, now)
+            has_lanes = rounds.begin_some(keys, now, is_notified=None in freed)
         if rounds.is_full:
             self._begun += 1
             self._is_asked = self._is_awaited = False

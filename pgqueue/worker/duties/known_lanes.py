@@ -30,12 +30,18 @@ class KnownLanes:
         """The lanes under each key."""
         self._due_at: dict[LaneKey, float] = {}
         """When to read a lane again, as a job in it becomes due or gets a token."""
+        self._full: set[LaneKey] = set()
+        """Lanes in which a job waits for a place under one of its keys."""
 
     def __len__(self) -> int:
         return len(self._reads)
 
     def all(self) -> list[LaneKey]:
         return list(self._reads)
+
+    def with_room(self) -> list[LaneKey]:
+        """The lanes in which no job waits for a place: a new job there may be admitted."""
+        return [lane for lane in self._reads if lane not in self._full]
 
     def under(self, keys: Iterable[str]) -> list[LaneKey]:
         """The lanes under these keys."""
@@ -70,8 +76,13 @@ class KnownLanes:
             self.add(lane)
             self._reads[lane] = read
             self._due_at.pop(lane, None)
+            self._full.discard(lane)
         for lane, seconds in page.seconds_to_due.items():
             self.read_again(lane, now + seconds)
+
+    def note_full(self, lanes: Iterable[LaneKey]) -> None:
+        """Note the lanes in which a job waits for a place, until they are read again."""
+        self._full.update(lanes)
 
     def read_again(self, lane: LaneKey, at: float) -> None:
         """Read a lane again at this time, or sooner."""
@@ -83,6 +94,7 @@ class KnownLanes:
         for lane in empty[:-MOST_EMPTY]:
             del self._reads[lane]
             self._due_at.pop(lane, None)
+            self._full.discard(lane)
             for key in lane.limit_keys.split(SEPARATOR):
                 self._by_key[key].remove(lane)
                 if not self._by_key[key]:
