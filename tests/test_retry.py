@@ -297,6 +297,7 @@ def test_a_stored_policy_is_read_as_it_was_with_the_exceptions_of_the_task(polic
         [],
         7,
         {"constant": {}},
+        {"constant": 7},
         {"constant": {"interval": -1}},
         {"constant": {"interval": 1e999}},
         {"never": {}, "constant": {"interval": 1}},

@@ -389,7 +389,7 @@ class Retry:
         [schedule] = more.keys() & {"never", "constant", "linear", "exponential"}
         waits = {
             name: timedelta(seconds=value) if name in _SPANS else value
-            for name, value in more.pop(schedule).items()
+            for name, value in dict(more.pop(schedule)).items()
         }
         policy: Retry = getattr(cls, schedule)(**waits)
         for name in more.keys() & {"for_at_most", "in_queue", "with_priority"}:
