@@ -426,8 +426,8 @@ class Claims:
             return Claim([], taken, found - taken, read_at, quiet_until)
         # DELETE ... RETURNING guarantees no order, whatever the order of the probes.
         new = partial(tuple.__new__, Claimed)  # a call of the class takes twice as long
-        keys = () if limited else (None,)
-        claimed: list[Claimed] = sorted([new((*row[4:], *keys)) for row in rows])
+        no_keys = () if limited else (None,)
+        claimed: list[Claimed] = sorted([new(row[4:] + no_keys) for row in rows])
         return Claim(claimed, taken, found - taken, read_at, quiet_until)
 
     def first_due(
