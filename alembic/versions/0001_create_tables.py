@@ -693,7 +693,8 @@ def lock_key(purpose: str) -> int:
 
 CHANNEL = f"pgqueue_{sha256(SCHEMA.encode()).hexdigest()[:8]}"
 
-# Runs with the rights of its caller, in the caller's transaction.
+# Runs with the rights of its caller, in the caller's transaction.  Without a percent sign:
+# a script (alembic upgrade --sql) doubles it or not, as env.py says.
 ENQUEUE = f"""
     CREATE FUNCTION "{SCHEMA}".enqueue(
         task text,
@@ -721,31 +722,35 @@ ENQUEUE = f"""
     BEGIN
         SELECT declaration INTO known FROM "{SCHEMA}".tasks WHERE name = enqueue.task;
         IF known IS NULL AND queue IS NULL THEN
-            RAISE 'task % is not known to this database: no worker that has it was started; '
-                'start one, or give the queue', task USING ERRCODE = 'PQ001';
+            RAISE USING ERRCODE = 'PQ001', MESSAGE = concat(
+                'task ', task,
+                ' is not known to this database: no worker that has it was started; start ',
+                'one, or give the queue');
         END IF;
         queue := coalesce(queue, known ->> 'queue');
         args := coalesce(args, '{{}}');
         IF task IS NULL OR task !~ '^[^[:space:][:cntrl:]]{{1,200}}$' THEN
-            RAISE 'task is %; give 1 to 200 characters without spaces', quote_nullable(task)
-                USING ERRCODE = 'PQ002';
+            RAISE USING ERRCODE = 'PQ002', MESSAGE = concat(
+                'task is ', quote_nullable(task), '; give 1 to 200 characters without spaces');
         ELSIF queue !~ '^[A-Za-z0-9_.:-]{{1,64}}$' THEN
-            RAISE 'task %: queue is %; give 1 to 64 letters, digits or _ . : -',
-                task, quote_literal(queue) USING ERRCODE = 'PQ002';
+            RAISE USING ERRCODE = 'PQ002', MESSAGE = concat(
+                'task ', task, ': queue is ', quote_literal(queue),
+                '; give 1 to 64 letters, digits or _ . : -');
         ELSIF jsonb_typeof(args) <> 'object' THEN
-            RAISE 'task %: args is an %; give an object with the arguments by name',
-                task, jsonb_typeof(args) USING ERRCODE = 'PQ002';
+            RAISE USING ERRCODE = 'PQ002', MESSAGE = concat(
+                'task ', task, ': args is an ', jsonb_typeof(args),
+                '; give an object with the arguments by name');
         ELSIF run_at IS NOT NULL AND delay IS NOT NULL THEN
-            RAISE 'task %: both run_at and delay are given; give one of them', task
-                USING ERRCODE = 'PQ002';
+            RAISE USING ERRCODE = 'PQ002', MESSAGE = concat(
+                'task ', task, ': both run_at and delay are given; give one of them');
         ELSIF jsonb_typeof(coalesce(meta, '{{}}')) <> 'object' OR EXISTS (
             SELECT FROM jsonb_object_keys(meta) AS each (name) WHERE starts_with(name, 'pgqueue.')
         ) THEN
-            RAISE 'task %: meta is no object, or has a key that begins with pgqueue.', task
-                USING ERRCODE = 'PQ002';
+            RAISE USING ERRCODE = 'PQ002', MESSAGE = concat(
+                'task ', task, ': meta is no object, or has a key that begins with pgqueue.');
         ELSIF jsonb_typeof(tags) <> 'array' OR tags @? '$[*] ? (@.type() != "string")' THEN
-            RAISE 'task %: tags is %; give an array of texts', task, tags
-                USING ERRCODE = 'PQ002';
+            RAISE USING ERRCODE = 'PQ002', MESSAGE = concat(
+                'task ', task, ': tags is ', tags, '; give an array of texts');
         END IF;
         starts := greatest(run_at, clock_timestamp() + coalesce(delay, interval '0'));
 
@@ -778,8 +783,9 @@ ENQUEUE = f"""
         uniqueness := nullif(known -> 'unique', 'null');
         IF unique_key IS NOT NULL THEN
             IF unique_key = '' OR starts_with(unique_key, 'pgqueue.') THEN
-                RAISE 'task %: unique_key is %; give another text', task, quote_literal(unique_key)
-                    USING ERRCODE = 'PQ002';
+                RAISE USING ERRCODE = 'PQ002', MESSAGE = concat(
+                    'task ', task, ': unique_key is ', quote_literal(unique_key),
+                    '; give another text');
             END IF;
             held := CASE WHEN length(unique_key) <= 512 THEN unique_key
                 ELSE 'sha256:' || encode(sha256(convert_to(unique_key, 'UTF8')), 'hex') END;
@@ -787,8 +793,8 @@ ENQUEUE = f"""
                 uniqueness := NULL;
             END IF;
         ELSIF (uniqueness -> 'is_function')::boolean THEN
-            RAISE 'task %: its unique key is made by a Python function; give unique_key', task
-                USING ERRCODE = 'PQ002';
+            RAISE USING ERRCODE = 'PQ002', MESSAGE = concat(
+                'task ', task, ': its unique key is made by a Python function; give unique_key');
         ELSIF uniqueness -> 'by' = '[]' THEN
             held := uniqueness ->> 'key';
         ELSIF uniqueness IS NOT NULL THEN
@@ -800,9 +806,11 @@ ENQUEUE = f"""
             WHERE own ? name;
         END IF;
         IF uniqueness ->> 'on_conflict' NOT IN ('return', 'raise') THEN
-            RAISE 'task %: with on_conflict=% an enqueue may change another job, which is for the '
-                'application that has the task', task, quote_literal(uniqueness ->> 'on_conflict')
-                USING ERRCODE = 'PQ002';
+            RAISE USING ERRCODE = 'PQ002', MESSAGE = concat(
+                'task ', task, ': with on_conflict=',
+                quote_literal(uniqueness ->> 'on_conflict'),
+                ' an enqueue may change another job, which is for the application that has ',
+                'the task');
         ELSIF jsonb_typeof(uniqueness -> 'period') = 'number' THEN
             held := concat('pgqueue.period:', (
                 floor(extract(epoch FROM starts)::double precision
@@ -858,15 +866,17 @@ ENQUEUE = f"""
             WHERE held_unique_key = held AND held IS NOT NULL
                 AND (queue = enqueue.queue OR starts_with(held_unique_key, 'pgqueue.across:'));
             IF job_id IS NOT NULL AND uniqueness ->> 'on_conflict' = 'raise' THEN
-                RAISE 'task %: job % of queue % holds the unique key %, so no job was enqueued',
-                    task, job_id, queue, quote_literal(held) USING ERRCODE = 'PQ003';
+                RAISE USING ERRCODE = 'PQ003', MESSAGE = concat(
+                    'task ', task, ': job ', job_id, ' of queue ', queue,
+                    ' holds the unique key ', quote_literal(held), ', so no job was enqueued');
             ELSIF job_id IS NOT NULL THEN
                 RETURN job_id;
             END IF;
         END LOOP;
-        RAISE 'task %: the unique key % in queue % is held by a job that this transaction cannot '
-            'see; enqueue again in a new transaction', task, quote_literal(held), queue
-            USING ERRCODE = 'PQ003';
+        RAISE USING ERRCODE = 'PQ003', MESSAGE = concat(
+            'task ', task, ': the unique key ', quote_literal(held), ' in queue ', queue,
+            ' is held by a job that this transaction cannot see; enqueue again in a new ',
+            'transaction');
     END $pgqueue$
     """  # noqa: S608  # the schema name is checked where it is read
 

@@ -18,6 +18,7 @@ from documents import ROOT
 from lessons import plain_environment
 from sqlalchemy import create_engine, text
 
+from chaos.broken import Broken
 from chaos.workers import wait_until
 
 if TYPE_CHECKING:
@@ -107,14 +108,29 @@ def under(parent: int) -> dict[int, str]:
 
 
 def assert_nothing_is_left(shop: Shop, started: dict[int, str]) -> None:
-    wait_until(lambda: not started.keys() & processes().keys(), seconds=LONGEST)
-    engine = create_engine(shop.url)
+    left: list[tuple[object, ...]] = []
+
+    def no_process() -> bool:  # another one may have got the number of one that has ended
+        now = processes().items()
+        left[:] = [(pid, args) for pid, (_, args) in now if started.get(pid) == args]
+        return not left
+
+    def no_connection() -> bool:
+        left[:] = map(tuple, connection.execute(others))
+        return not left
+
     others = text(
-        "SELECT count(*) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        "SELECT application_name, state, query FROM pg_stat_activity"
+        " WHERE datname = current_database() AND backend_type = 'client backend'"
+        " AND pid <> pg_backend_pid()"
     )
-    with engine.connect() as connection:
-        wait_until(lambda: connection.scalar(others) == 0, seconds=LONGEST)
+    engine = create_engine(shop.url, isolation_level="AUTOCOMMIT")
+    try:
+        wait_until(no_process, seconds=LONGEST)
+        with engine.connect() as connection:
+            wait_until(no_connection, seconds=LONGEST)
+    except Broken as error:
+        raise AssertionError(f"{left} are left; the shop said {shop.said}") from error
     engine.dispose()
 
 

@@ -110,6 +110,7 @@ def test_the_history_written_as_sql_gives_the_same(
     config = Config(output_buffer=script)
     config.set_main_option("script_location", "pgqueue:migrations")
     command.upgrade(config, "head", sql=True)
+    assert "%" not in script.getvalue()  # env.py of a host may double it
 
     engine = create_engine(empty_database_url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
