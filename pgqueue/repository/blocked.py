@@ -29,6 +29,7 @@ import sqlalchemy as sa
 
 from pgqueue.meta import OF_WORKFLOW, RUNS_WHEN, outcomes_noted
 from pgqueue.models import JobStatus
+from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import columns_for, dispatch_of
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
@@ -364,6 +365,8 @@ class Look(NamedTuple):
     """What others watch now."""
     is_full: bool = False
     """Whether more jobs may be left."""
+    batch_ids: Sequence[int] = ()
+    """The batches to look at next, which watch one of the nodes or are one of them."""
 
 
 class BlockedNodes:
@@ -379,26 +382,34 @@ class BlockedNodes:
 
     def over(self, node_ids: Iterable[int]) -> Over:
         """Who watches one of these nodes, or is one, and does not need to any more."""
-        return Over(*self._executor.execute(over(), _nodes(node_ids)).one())
+        [row] = fetch(self._executor, over(), _nodes(node_ids))
+        return Over(*row)
 
     def jobs_to_look_at(self, node_ids: Iterable[int]) -> list[int]:
         """The jobs that watch one of these nodes and do not need to any more."""
         return list(self._executor.execute(jobs_to_look_at(), _nodes(node_ids)).scalars())
 
     def look(self, node_ids: Iterable[int], *, notify: bool, job_id: int | None = None) -> Look:
-        """Look at the jobs that watch one of these nodes, or at one of them.
+        """Look at the jobs that watch one of these nodes, or at one of them, and find the batches
+        that do.
 
         Needs a transaction in READ COMMITTED: each statement after the lock must see what the last
         addition has committed.  The caller looks again, after the commit, at what they watch now.
         """
         given = _nodes(node_ids)
-        one = {} if job_id is None else {"job_id": job_id}
-        statement: Any = lock_jobs(one=job_id is not None)
-        locked = {row[0]: row[1:] for row in self._executor.execute(statement, {**given, **one})}
-        if not locked:
+        batch_ids: list[int] = []
+        if job_id is None:
+            batch_ids, has_jobs = self.over(node_ids)
+            if not has_jobs:
+                return Look(batch_ids=batch_ids)
+            rows = fetch(self._executor, lock_jobs(one=False), given)
+        else:
+            rows = fetch(self._executor, lock_jobs(one=True), {**given, "job_id": job_id})
+        if not rows:
             self._executor.execute(drop_left_rows(), given)
-            return Look()
-        found = self._executor.execute(predecessors(), _jobs(locked)).all()
+            return Look(batch_ids=batch_ids)
+        locked = {row[0]: row[1:] for row in rows}
+        found = fetch(self._executor, predecessors(), _jobs(locked))
         watches = {id: other for id, other, *_ in found if other is not None}
         released: dict[bool, list[int]] = {False: [], True: []}
         skipped: dict[int, str] = {}
@@ -419,6 +430,7 @@ class BlockedNodes:
             ended=[*skipped, *dropped],
             watches=list(watches.values()),
             is_full=len(locked) == JOBS_IN_A_LOOK,
+            batch_ids=batch_ids,
         )
 
     def _write(
@@ -437,7 +449,7 @@ class BlockedNodes:
             run(watch_others(), {"watches": json.dumps(rows)})
         for limited, job_ids in released.items():
             if job_ids:
-                run(release_jobs(limited=limited, notify=notify), _jobs(job_ids))
+                fetch(self._executor, release_jobs(limited=limited, notify=notify), _jobs(job_ids))
         if skipped:
             reasons = [{"id": id, "reason": reason} for id, reason in skipped.items()]
             run(skip_jobs(), {"skipped": json.dumps(reasons)})

@@ -442,11 +442,11 @@ class Claims:
     def upcoming(self, pairs: Iterable[ClaimCursor], *, tasks: str) -> Upcoming:
         """Whether a message is due, and in how many seconds the next one will be."""
         parameters = {"pairs": _documents(pairs), "tasks": tasks}
-        is_due, seconds = self._executor.execute(upcoming(), parameters).one()
+        [(is_due, seconds)] = fetch(self._executor, upcoming(), parameters)
         return Upcoming(is_due, None if seconds is None else float(seconds))
 
     def queues_with_messages(self) -> list[str]:
-        return [row[0] for row in self._executor.execute(queues_with_messages())]
+        return [row[0] for row in fetch(self._executor, queues_with_messages(), {})]
 
     def pairs_with_messages(self) -> Sequence[tuple[str, int, bool]]:
         """Each queue and priority with messages, and whether the first one is due."""

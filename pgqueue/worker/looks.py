@@ -123,17 +123,16 @@ class Looker:
         nodes, batches, released = BlockedNodes(connection), Batches(connection), 0
         watched, has_ended = list(node_ids), False
         while watched and not is_over():
-            with begin():
-                over = nodes.over(watched)
             given, watched = watched, []
+            batch_ids: set[int] = set()
             # What is watched from now on may have ended before the watch was committed: look again.
-            looks = self._looks_at_jobs(nodes, given, begin) if over.jobs else iter(())
-            for look in looks:
+            for look in self._looks_at_jobs(nodes, given, begin):
                 watched += [*look.watches, *look.ended]
+                batch_ids.update(look.batch_ids)
                 released += look.released
                 if is_over():
                     break
-            for batch_id in over.batch_ids:
+            for batch_id in sorted(batch_ids):
                 if is_over() or self._guard.rests(-batch_id):
                     continue
                 words = f"batch {batch_id} cannot be ended, and stays open"
@@ -164,7 +163,9 @@ class Looker:
             if not done.is_full:
                 return
         with begin():
+            batch_ids = nodes.over(node_ids).batch_ids
             job_ids = nodes.jobs_to_look_at(node_ids)
+        yield Look(batch_ids=batch_ids)
         for job_id in job_ids:
             if not self._guard.rests(job_id):
                 done = None

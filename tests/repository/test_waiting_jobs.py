@@ -94,7 +94,7 @@ def test_an_end_between_a_look_and_its_commit_is_seen_by_the_second_look(
 ) -> None:
     (first, last), node = fan_in(bound, 2)
     end(bound, last)
-    steps: list[Callable[[], None]] = [lambda: None, lambda: end(bound, first)]
+    steps: list[Callable[[], None]] = [lambda: end(bound, first)]
 
     @contextmanager
     def begin() -> Iterator[None]:
