@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from benchmarks.arena import Arena, Spoiled
 from benchmarks.case import Bench, Finding, Series, Size, case, in_turns
+from benchmarks.cases.unkind import snapshot
 from benchmarks.systems import ABSURD, CELERY, DBOS, PG_BOSS, PGQUEUE, System
 
 WARM_UP = 10
@@ -85,6 +86,44 @@ def jobs_of_a_workflow(bench: Bench, size: Size) -> Finding:
     finding.bound(series[fan.label], at_most=1.5 * size.jobs / 10_000)
     finding.ratio(series[fan.label], series[PGQUEUE.label], at_most=1.1)
     return finding
+
+
+@case(
+    smoke=Size(jobs=10, rows=20),
+    usual=Size(jobs=1_000, rows=50_000),
+    full=Size(jobs=1_000, rows=300_000, turns=3),
+)
+def held_workflows(bench: Bench, size: Size) -> Finding:
+    """A no-op job, 1,000 after it, and one after all of these, behind many such workflows, while a
+    transaction holds its snapshot, compared with the same without the transaction: from the call
+    that enqueues the workflow until the last starts."""
+    finding = Finding()
+    calm: list[float] = []
+    held: list[float] = []
+    with bench.arena(PGQUEUE.given("fan-out and fan-in", graph="fan")) as arena:
+        for _ in range(size.turns):
+            calm += _last_of_many(arena, size)
+            with snapshot(arena):
+                held += _last_of_many(arena, size)
+    without = finding.add("nothing held", calm, "s")
+    finding.ratio(without, finding.add("snapshot held", held, "s"), at_least=0.9)
+    return finding
+
+
+def _last_of_many(arena: Arena, size: Size) -> list[float]:
+    """The seconds of the last tenth of the workflows that one worker runs, one after the other."""
+    count = size.rows // size.jobs
+    arena.clear(count * size.jobs)
+    seconds = []
+    with arena.workers() as processes:
+        for number in range(count):
+            first, called = number * size.jobs, time.monotonic()
+            arena.tell("bulk", first=first, jobs=size.jobs)
+            arena.wait_for_starts(size.jobs, processes, first=first)
+            seconds.append(arena.starts.of(first + size.jobs - 1)[0] - called)
+        arena.wait_until_none_is_left(processes)
+    arena.verify(count * size.jobs)
+    return seconds[-max(count // 10, 1) :]
 
 
 def _beside(

@@ -173,16 +173,18 @@ def terminate_backend() -> sa.Executable:
 
 
 @cache
-def notices(*, running: bool, search: bool, ticks: bool = False) -> sa.Executable:
+def notices(
+    *, running: bool, search: bool, ticks: bool = False, sweeps: bool = False
+) -> sa.Executable:
     """What a worker must know: what is paused, and whether there is something to rescue.
 
     ``running``: also which of these running jobs were asked to cancel, or were already cancelled
     while they were being claimed, and which of them to kill.  ``search``: also whether dead workers
     have left a lease; this reads all leases.  ``ticks``: also how long the next tick of a schedule
-    is away, which watches of blocked nodes are over, whether a batch is to be counted, and whether
-    signals are to be delivered.
+    is away, whether a batch is to be counted, and whether signals are to be delivered.  ``sweeps``:
+    also which watches of blocked nodes are over.
     """
-    over, swept_to = sweep() if ticks else (sa.null(), sa.null())
+    over, swept_to = sweep() if sweeps else (sa.null(), sa.null())
     ids = sa.cast(sa.bindparam("job_ids"), ARRAY(sa.BigInteger))
     is_asked = sa.or_(jobs.c.cancel_requested_at.is_not(None), jobs.c.outcome.is_not(None))
     asked = sa.select(jobs.c.id).where(jobs.c.id == sa.any_(ids), is_asked)
@@ -358,18 +360,22 @@ class Workers(Rescues):
         running: Sequence[int],
         search: bool,
         scheduled: str | None = None,
+        sweeps: bool = False,
         swept_to: int | None = None,
     ) -> Notices:
         """Read pauses, cancels and deaths; with ``search``, also orphaned leases.
 
-        ``scheduled``: tasks whose next tick to look up, as ``array_of`` names them; then blocked
-        nodes are looked up too, from where the last sweep has ended.
+        ``scheduled``: tasks whose next tick to look up, as ``array_of`` names them; then batches
+        and signals are looked up too.  ``sweeps``: blocked nodes are too, from where the last sweep
+        has ended.
         """
         has_ticks = scheduled is not None
-        statement = notices(running=bool(running), search=search, ticks=has_ticks)
+        statement = notices(running=bool(running), search=search, ticks=has_ticks, sweeps=sweeps)
         parameters: dict[str, Any] = {"job_ids": list(running)} if running else {}
         if has_ticks:
-            parameters |= {"tasks": scheduled, "swept_to": swept_to}
+            parameters["tasks"] = scheduled
+        if sweeps:
+            parameters["swept_to"] = swept_to
         queues, tasks, cancelled, killed, *found = self._executor.execute(
             statement, parameters
         ).one()

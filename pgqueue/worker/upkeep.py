@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from pgqueue.database.settings import UPKEEP
 from pgqueue.repository.rescue import Rescued, SeenWorker
+from pgqueue.worker.claiming.sweeps import LATEST_SWEEP, SWEEP_SHARE
 from pgqueue.worker.duties import depths, minutes
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.declared_tasks import DeclareTasks
@@ -62,6 +63,7 @@ class ReadNotices(Duty):
         self._janitor = janitor
         self._swept_to: int | None = None
         """Up to where the last sweep has read what waits for ended jobs."""
+        self._sweep_at = float("-inf")
         self._rescue = Rescue(on_rescued=self._rescued)
         self._put_off = 0
         """How many times in a row the step was put off."""
@@ -80,16 +82,24 @@ class ReadNotices(Duty):
         if dead:
             declare_dead(connection, dead)
         scheduled = None if self._timers is None else self._timers.task_names
+        sweeps = self._looks is not None and began >= self._sweep_at
         notices = self._rescue.read_notices(
-            connection, running=running, scheduled=scheduled, swept_to=self._swept_to
+            connection,
+            running=running,
+            scheduled=scheduled,
+            sweeps=sweeps,
+            swept_to=self._swept_to,
         )
+        if sweeps:
+            self._swept_to = notices.swept_to
+            took = time.monotonic() - began
+            self._sweep_at = began + min(SWEEP_SHARE * took, LATEST_SWEEP)
+        if self._looks is not None and notices.over:
+            self._looks.ended(notices.over)
         self._runtime.identity.paused = notices.paused
         self.has_looked.set()
         if self._timers is not None:
             self._timers.noticed(notices)
-        self._swept_to = notices.swept_to
-        if self._looks is not None and notices.over:
-            self._looks.ended(notices.over)
         if notices.has_signals:
             self._runtime.signalled()
         if notices.has_due_count:

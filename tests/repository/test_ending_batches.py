@@ -221,7 +221,7 @@ def on(url: str, settings: dict[str, str]) -> Engine:
 def test_a_look_at_an_open_batch_is_two_probes(many_url: str) -> None:
     engine = on(many_url, UPKEEP)
     with engine.connect() as connection, plans_of(connection) as plans:
-        notices = Workers(connection).notices(running=[], search=False, scheduled="{}")
+        notices = Workers(connection).notices(running=[], search=False, scheduled="{}", sweeps=True)
         connection.rollback()
     engine.dispose()
 
@@ -250,3 +250,16 @@ def test_the_next_unfinished_job_is_found_from_the_newest_one_on(many_url: str) 
 
     assert waits_for == BIG - 1
     assert sum(plan.buffers for plan in plans.seen) < 100
+
+
+def test_a_look_reads_no_job_but_those_that_wait(many_url: str) -> None:
+    engine = on(many_url, {**LOOKING, "plan_cache_mode": "force_generic_plan"})
+    with engine.connect() as connection:
+        connection.execute(text("INSERT INTO pgqueue.blocked VALUES (:id, 1)"), {"id": BIG})
+        with plans_of(connection) as plans:
+            assert BlockedNodes(connection).look([1], notify=False).released == 1
+        connection.rollback()
+    engine.dispose()
+
+    assert [plan.whole_scans for plan in plans.seen if plan.whole_scans] == []
+    assert sum(plan.buffers for plan in plans.seen) < 200

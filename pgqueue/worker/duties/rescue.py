@@ -46,13 +46,18 @@ class Rescue:
         *,
         running: Sequence[int] = (),
         scheduled: str | None = None,
+        sweeps: bool = False,
         swept_to: int | None = None,
     ) -> Notices:
         """Read cancels, pauses and deaths; every ``SEARCH_EVERY``, search for orphaned leases."""
         is_due = time.monotonic() - self.searched_at >= SEARCH_EVERY.total_seconds()
         with connection.begin():
             return Workers(connection).notices(
-                running=running, search=is_due, scheduled=scheduled, swept_to=swept_to
+                running=running,
+                search=is_due,
+                scheduled=scheduled,
+                sweeps=sweeps,
+                swept_to=swept_to,
             )
 
     def rescue(self, connection: Connection, notices: Notices) -> int:
