@@ -14,7 +14,7 @@ EXAMPLES := $(firstword $(wildcard $(DEVELOPMENT)) $(VENV)/.examples)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example quick test journeys citus screenshots check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke docs build release clean
+.PHONY: help setup demo example quick test journeys citus procrastinate screenshots check format format-check lint types contracts chaos-short battery chaos soak test-matrix smoke bench bench-smoke docs build release clean
 
 # As many processes as tests/conftest.py says.
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
@@ -48,6 +48,9 @@ journeys: setup ## Run the tests of examples, pages, demo, servers, installation
 
 citus: setup ## Run the tests on a cluster of Citus (CITUS_HOME=/usr/lib/postgresql/15 names a PostgreSQL that has it)
 	@$(BIN)/pytest -n 0 tests/citus $(ARGS)
+
+procrastinate: setup ## Run Procrastinate's acceptance tests over pgqueue (CHECKOUT=../procrastinate)
+	@$(BIN)/python -m examples.procrastinate.run "$(CHECKOUT)" $(ARGS)
 
 screenshots: setup ## Write pictures of all pages of the dashboard into build/screenshots
 	@PGQUEUE_SCREENSHOTS=build/screenshots $(BIN)/pytest -m journey -k fits tests/dashboard $(ARGS)

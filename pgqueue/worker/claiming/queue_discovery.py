@@ -14,6 +14,8 @@ class QueueDiscovery:
         self._has_patterns = has_patterns
         self._next_at = float("-inf")
         """When an idle worker looks again."""
+        self._took = 0.0
+        """Seconds of the last look."""
         self._has_skipped = False
         """Whether a look was wanted since the last one, and came too soon after it."""
 
@@ -25,8 +27,14 @@ class QueueDiscovery:
         return not self._has_skipped
 
     def looked(self, *, began: float, ended: float) -> None:
-        """Learn how long a look took."""
-        self._next_at = began + NEW_QUEUES_SHARE * (ended - began)
+        """Learn how long a look took.
+
+        The shorter of two in a row counts: the first one compiles its statement, and the machine
+        may be busy once.  Otherwise the first job of a worker may wait for seconds.
+        """
+        took, before = ended - began, self._took
+        self._took = took
+        self._next_at = began + NEW_QUEUES_SHARE * min(took, before)
 
     def make_due(self) -> None:
         """Make the next look due at once."""

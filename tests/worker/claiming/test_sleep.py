@@ -39,6 +39,7 @@ def test_many_notifications_without_a_job_are_false_alarms() -> None:
 def test_a_busy_worker_looks_for_queues_every_two_seconds_and_an_idle_one_at_once() -> None:
     discovery = QueueDiscovery(has_patterns=True)
     assert discovery.is_due(100.0, is_busy=True)
+    discovery.looked(began=99.0, ended=99.02)
     discovery.looked(began=100.0, ended=100.01)
 
     assert not discovery.is_due(100.4, is_busy=False)
@@ -51,3 +52,13 @@ def test_a_busy_worker_looks_for_queues_every_two_seconds_and_an_idle_one_at_onc
     discovery.make_due()
     assert discovery.is_due(100.6, is_busy=True)
     assert not QueueDiscovery(has_patterns=False).is_due(100.0, is_busy=False)
+
+
+def test_one_slow_look_for_queues_delays_no_other() -> None:
+    discovery = QueueDiscovery(has_patterns=True)
+    discovery.looked(began=100.0, ended=100.06)  # the first one compiles its statement
+    assert discovery.is_due(100.06, is_busy=False)
+
+    discovery.looked(began=100.1, ended=100.102)
+    discovery.looked(began=100.3, ended=100.36)
+    assert discovery.is_due(100.41, is_busy=False)

@@ -1,0 +1,1 @@
+"""Procrastinate's other connectors."""
