@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from pgqueue.database.settings import UPKEEP
 from pgqueue.repository.rescue import Rescued, SeenWorker
-from pgqueue.worker.claiming.sweeps import LATEST_SWEEP, SWEEP_SHARE
+from pgqueue.worker.claiming.sweeps import LATEST_SWEEP
 from pgqueue.worker.duties import depths, minutes
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.declared_tasks import DeclareTasks
@@ -21,6 +21,7 @@ from pgqueue.worker.duties.rescue import Rescue, declare_dead, forget_dead
 from pgqueue.worker.duty_list import Duty, DutyList, Every
 from pgqueue.worker.janitor import Janitor
 from pgqueue.worker.looks import Looks
+from pgqueue.worker.pace import Pace
 from pgqueue.worker.runtime import WorkerRuntime
 from pgqueue.worker.slots import Slots
 from pgqueue.worker.timers import Timers
@@ -63,7 +64,7 @@ class ReadNotices(Duty):
         self._janitor = janitor
         self._swept_to: int | None = None
         """Up to where the last sweep has read what waits for ended jobs."""
-        self._sweep_at = float("-inf")
+        self._sweep_at, self._pace = float("-inf"), Pace()
         self._rescue = Rescue(on_rescued=self._rescued)
         self._put_off = 0
         """How many times in a row the step was put off."""
@@ -92,8 +93,8 @@ class ReadNotices(Duty):
         )
         if sweeps:
             self._swept_to = notices.swept_to
-            took = time.monotonic() - began
-            self._sweep_at = began + min(SWEEP_SHARE * took, LATEST_SWEEP)
+            self._pace.took(time.monotonic() - began)
+            self._sweep_at = began + min(self._pace.rest, LATEST_SWEEP)
         if self._looks is not None and notices.over:
             self._looks.ended(notices.over)
         self._runtime.identity.paused = notices.paused

@@ -1,10 +1,10 @@
 """When a worker that serves a pattern, such as ``mail.*``, looks for queues that fit it."""
 
+from pgqueue.worker.pace import Pace
+
 NEW_QUEUES_EVERY = 2.0
 """Seconds after which a busy worker that serves a pattern looks for queues with jobs; an idle one
 looks at each poll and notification."""
-NEW_QUEUES_SHARE = 50
-"""These looks may take a fiftieth of the time: each steps over dead index entries."""
 
 
 class QueueDiscovery:
@@ -14,8 +14,7 @@ class QueueDiscovery:
         self._has_patterns = has_patterns
         self._next_at = float("-inf")
         """When an idle worker looks again."""
-        self._took = 0.0
-        """Seconds of the last look."""
+        self._pace = Pace()
         self._has_skipped = False
         """Whether a look was wanted since the last one, and came too soon after it."""
 
@@ -27,14 +26,9 @@ class QueueDiscovery:
         return not self._has_skipped
 
     def looked(self, *, began: float, ended: float) -> None:
-        """Learn how long a look took.
-
-        The shorter of two in a row counts: the first one compiles its statement, and the machine
-        may be busy once.  Otherwise the first job of a worker may wait for seconds.
-        """
-        took, before = ended - began, self._took
-        self._took = took
-        self._next_at = began + NEW_QUEUES_SHARE * min(took, before)
+        """Learn how long a look took."""
+        self._pace.took(ended - began)
+        self._next_at = began + self._pace.rest
 
     def make_due(self) -> None:
         """Make the next look due at once."""

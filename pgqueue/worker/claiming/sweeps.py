@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from sqlalchemy import Connection, select
 
 from pgqueue.repository.tables import lock_key, pg
+from pgqueue.worker.pace import Pace
 
-SWEEP_SHARE = 50
-"""Sweeps may take a fiftieth of the time: each steps over every dead index entry."""
 SOONEST_SWEEP = 1.0
 """Seconds after a sweep before the elected worker sweeps again; more if sweeps take long."""
 LATEST_SWEEP = 5.0
@@ -25,21 +24,22 @@ class Sweeps:
     def __init__(self, names: Iterable[str]) -> None:
         """``names``: of the queues and patterns of the worker."""
         self._lock = lock_key("sweeper " + " ".join(sorted(names)))
-        self._swept_at, self._took = float("-inf"), 0.0
+        self._swept_at, self._pace = float("-inf"), Pace()
         self._asked_at = float("-inf")
         self.is_elected = False
 
     def is_due(self, now: float, *, elected: bool) -> bool:
-        often = min(max(SOONEST_SWEEP, SWEEP_SHARE * self._took), LATEST_SWEEP)
+        often = min(max(SOONEST_SWEEP, self._pace.rest), LATEST_SWEEP)
         return now - self._swept_at >= (often if elected else LATEST_SWEEP)
 
     def is_cheap(self, now: float) -> bool:
         """Whether an idle worker may look behind the cursors at once."""
-        return now - self._swept_at >= SWEEP_SHARE * self._took
+        return now - self._swept_at >= self._pace.rest
 
     def swept(self, *, began: float, ended: float) -> None:
         """Record a claim that began at the head of every pair."""
-        self._swept_at, self._took = ended, ended - began
+        self._swept_at = ended
+        self._pace.took(ended - began)
 
     def try_election(self, connection: Connection, now: float) -> None:
         """Ask from time to time whether this worker is elected, as long as it is not.

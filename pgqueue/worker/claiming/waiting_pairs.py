@@ -7,6 +7,8 @@ priority.  So jobs of a pair that was empty are found by the next look.  Pure: t
 
 from collections.abc import Collection, Iterable, Iterator
 
+from pgqueue.worker.pace import Pace
+
 Pair = tuple[str, int]
 """A queue and a priority."""
 
@@ -15,10 +17,8 @@ FEW = 50
 LEAST_IN_A_CLAIM = 100
 """A claim reads at least so many pairs, and as many as it may take jobs."""
 LOOK_EVERY = 0.25
-"""Seconds between two looks of a busy worker."""
-LOOK_SHARE = 50
-"""Looks may take a fiftieth of the time: each steps over dead index entries.  A worker that knows
-of no due message may spend half of its time on them."""
+"""Seconds between two looks of a busy worker; more if looks take long.  A worker that knows of no
+due message may spend half of its time on them."""
 
 
 class WaitingPairs:
@@ -30,6 +30,7 @@ class WaitingPairs:
         """Those of the last look whose first messages were due."""
         self._left: dict[int, dict[str, None]] = {}
         """Those that may have more due messages: by priority, the queues in their turn."""
+        self._pace = Pace()
         self._next_at = self._soonest_at = float("-inf")
 
     @property
@@ -55,7 +56,8 @@ class WaitingPairs:
         kept = [pair for pair in self._in_turn() if pair in due]
         self._begin([*kept, *self._due])
         took = ended - began
-        self._next_at = began + max(LOOK_EVERY, LOOK_SHARE * took)
+        self._pace.took(took)
+        self._next_at = began + max(LOOK_EVERY, self._pace.rest)
         self._soonest_at = ended + min(took, 1.0)
 
     def begin_again(self) -> None:

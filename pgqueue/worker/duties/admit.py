@@ -28,12 +28,11 @@ from pgqueue.rules.limits import SEPARATOR
 from pgqueue.tasks.pauses import under_all_names
 from pgqueue.worker.duties.admission_rounds import AdmissionRounds
 from pgqueue.worker.loop import WAKE_MARGIN, Loop
+from pgqueue.worker.pace import Pace
 from pgqueue.worker.runtime import WorkerRuntime
 
 SWEEP_EVERY = 10.0
 """Seconds between two sweeps, which delete free places; more if sweeps take long."""
-SWEEP_SHARE = 50
-"""Sweeps may take a fiftieth of the time."""
 FULL_SHARE = 20
 """Rounds of all lanes may take a twentieth of the time, while there is something to do."""
 LATEST_FULL = 5.0
@@ -94,7 +93,7 @@ class Admitter(Loop):
         """Whether a round of all lanes is wanted at once."""
         self._freed: deque[str | None] = deque()
         """Under which keys places may have become free; None: there may be other jobs."""
-        self._swept_at, self._sweep_took = time.monotonic(), 0.0
+        self._swept_at, self._pace = time.monotonic(), Pace()
 
     def look_for_limits(self, connection: Connection) -> None:
         """Find out whether limits are in use: jobs may wait for limits of earlier code."""
@@ -192,13 +191,14 @@ class Admitter(Loop):
         return self._full_at + min(share * self._rounds.full_took, LATEST_FULL)
 
     def _sweep_if_due(self, connection: Connection) -> None:
-        pause = max(SWEEP_EVERY, SWEEP_SHARE * self._sweep_took)
-        is_to_sweep, began = time.monotonic() - self._swept_at >= pause, time.monotonic()
-        while is_to_sweep and not self.stopping.is_set():
+        began, is_left = time.monotonic(), True
+        if began - self._swept_at < max(SWEEP_EVERY, self._pace.rest):
+            return
+        while is_left and not self.stopping.is_set():
             with connection.begin():
-                is_to_sweep = self._rounds.sweep(connection)
-            self._swept_at = time.monotonic()
-            self._sweep_took = self._swept_at - began
+                is_left = self._rounds.sweep(connection)
+        self._swept_at = time.monotonic()
+        self._pace.took(self._swept_at - began)
 
     def _wake_at_once(self) -> None:
         """Wake the thread, also if it would wake in some milliseconds."""

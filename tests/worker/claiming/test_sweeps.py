@@ -17,14 +17,17 @@ def test_the_elected_worker_sweeps_after_a_second_the_others_after_five() -> Non
     assert sweeps.is_due(100.0 + LATEST_SWEEP, elected=False)
 
 
-def test_after_a_slow_sweep_the_worker_rests_fifty_times_as_long_up_to_five_seconds() -> None:
+def test_after_slow_sweeps_the_worker_rests_fifty_times_as_long_up_to_five_seconds() -> None:
     sweeps = Sweeps(["a"])
+    sweeps.swept(began=98.9, ended=99.0)
+    assert sweeps.is_cheap(99.0)  # one may be slow because the machine is busy
     sweeps.swept(began=99.95, ended=100.0)
     assert not sweeps.is_due(102.4, elected=True)
     assert not sweeps.is_cheap(102.4)
     assert sweeps.is_due(102.6, elected=True)
     assert sweeps.is_cheap(102.6)
 
-    sweeps.swept(began=90.0, ended=100.0)
+    for _ in range(2):
+        sweeps.swept(began=90.0, ended=100.0)
     assert sweeps.is_due(100.0 + LATEST_SWEEP, elected=True)
     assert not sweeps.is_cheap(100.0 + LATEST_SWEEP)

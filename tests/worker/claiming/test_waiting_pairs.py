@@ -2,11 +2,8 @@
 
 import pytest
 
-from pgqueue.worker.claiming.waiting_pairs import (
-    LOOK_EVERY,
-    LOOK_SHARE,
-    WaitingPairs,
-)
+from pgqueue.worker.claiming.waiting_pairs import LOOK_EVERY, WaitingPairs
+from pgqueue.worker.pace import SHARE
 
 
 @pytest.fixture
@@ -66,8 +63,9 @@ def test_a_look_is_due_from_time_to_time_and_when_nothing_is_left(pairs: Waiting
 
 
 def test_looks_that_take_long_are_rare(pairs: WaitingPairs) -> None:
-    pairs.learn([("a", 5, True)], began=1.0, ended=1.1)
-    assert not pairs.is_look_due(1.0 + LOOK_SHARE * 0.09, paused=())
+    for began in (0.8, 1.0):
+        pairs.learn([("a", 5, True)], began=began, ended=began + 0.1)
+    assert not pairs.is_look_due(1.0 + SHARE * 0.09, paused=())
     assert pairs.seconds_left(1.1, paused=()) is None, "there is something to claim"
 
     pairs.forget(("a", 5))
