@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from threading import Event, Lock
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -57,6 +58,7 @@ def context_of(
     steps: Steps | None = None,
     remaining: Callable[[], timedelta | None],
     checking: Callable[[], None],
+    resources: Mapping[Any, Any],
 ) -> JobContext:
     """The context of a claimed job, in the worker or in a child process."""
     return JobContext(
@@ -75,6 +77,7 @@ def context_of(
         steps=steps,
         remaining=remaining,
         checking=checking,
+        resources=resources,
     )
 
 
@@ -106,6 +109,8 @@ class RunningAttempt:
     """The Session of its handler, or of its ``ctx.finish()``, until its transaction has ended."""
     child: Child | None = None
     """The child process its handler runs in, if it has one."""
+    resources: Mapping[Any, Any] = MappingProxyType({})
+    """What its worker has opened for handlers, by the functions that open it."""
     _driver: Any = None
     _block: str | None = None
 
@@ -326,4 +331,5 @@ class RunningAttempt:
             steps=self.steps,
             remaining=self.time_left,
             checking=self.check,
+            resources=self.resources,
         )

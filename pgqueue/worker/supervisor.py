@@ -204,7 +204,7 @@ class Supervisor:
     def _prepare(self, is_over: Callable[[], bool]) -> None:
         """Wait for the database, refuse a schema version that this code does not support, and read
         what the run needs to know: limits in use, the isolation level of handlers, and where Citus
-        has its coordinator."""
+        has its coordinator.  Open the resources of handlers."""
         reconnecting = ReconnectingConnection(
             self._engine, OWN, self._runtime.outage, name="start", stopping=self._stopping
         )
@@ -225,6 +225,7 @@ class Supervisor:
                 self._asked()
         finally:
             reconnecting.close()
+        self._runtime.resources.open(is_over)
         self._asked()
         if coordinator is not None:
             engine = create_engine(coordinator)
@@ -335,6 +336,7 @@ class Supervisor:
                 loop.stop(seconds=left())
             if self._runtime.events is not None:
                 self._runtime.events.finish(seconds=left())
+            self._runtime.resources.close(seconds=left())
             self._runtime.loop.stop()
             self._runtime.children.close()
             self._claimer.close()
