@@ -433,6 +433,15 @@ _ON_OTHERS = (
         target=Target.WORKER,
         right="workers",
         help="Make a worker claim no more jobs.",
+        done="quiet",
+    ),
+    Action(
+        name="unquiet",
+        command="unquiet",
+        target=Target.WORKER,
+        right="workers",
+        help="Make a quiet worker claim jobs again.",
+        done="quiet no more",
     ),
     Action(
         name="restart_workflow",

@@ -100,7 +100,24 @@ def make_quiet() -> sa.Executable:
     return (
         sa.update(workers)
         .where(workers.c.id == WORKER, workers.c.dead_at.is_(None))
-        .values(queues=NO_QUEUES)
+        .values(
+            queues=NO_QUEUES,
+            withheld_queues=sa.func.coalesce(workers.c.withheld_queues, workers.c.queues),
+        )
+        .returning(workers.c.id)
+    )
+
+
+@cache
+def end_quiet() -> sa.Executable:
+    """Give a live worker its queues back; its next heartbeat reads this."""
+    return (
+        sa.update(workers)
+        .where(workers.c.id == WORKER, workers.c.dead_at.is_(None))
+        .values(
+            queues=sa.func.coalesce(workers.c.withheld_queues, workers.c.queues),
+            withheld_queues=sa.null(),
+        )
         .returning(workers.c.id)
     )
 
@@ -351,6 +368,10 @@ class Workers(Rescues):
         """Take all queues from a worker; False if there is no such worker."""
         found = self._executor.execute(make_quiet(), {"worker_id": worker_id})
         return found.first() is not None
+
+    def end_quiet(self, worker_id: UUID) -> bool:
+        """Give a worker its queues back; False if there is no such worker."""
+        return self._executor.execute(end_quiet(), {"worker_id": worker_id}).first() is not None
 
     def notices(
         self,

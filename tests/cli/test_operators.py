@@ -66,6 +66,7 @@ class TestWhatIsWritten:
             ("schedules trigger night", "trigger_schedule", {"schedule": "night"}),
             ("schedules remove night", "remove_schedule", {"schedule": "night"}),
             (f"quiet {WORKER}", "quiet", {"worker": str(WORKER)}),
+            (f"unquiet {WORKER}", "unquiet", {"worker": str(WORKER)}),
             ("signal paid 7 [1]", "signal", {"signal": "paid 7"}),
         ],
     )
