@@ -350,7 +350,7 @@ class Operator:
         """Make all workers skip a queue, as :meth:`PgQueue.pause` does.
 
         Args:
-            queue: The name of the queue.
+            queue: The name of the queue, or ``"*"`` for all.
 
         Raises:
             OptionError: No queue can have this name.
@@ -361,7 +361,7 @@ class Operator:
         """Undo :meth:`pause_queue`.
 
         Args:
-            queue: The name of the queue.
+            queue: The name of the queue, or ``"*"`` for all.
 
         Raises:
             OptionError: No queue can have this name.

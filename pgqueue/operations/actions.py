@@ -343,14 +343,14 @@ _ON_OTHERS = (
         command="pause",
         target=Target.QUEUE,
         right="pause",
-        help="Make all workers skip a queue.",
+        help="Make all workers skip a queue, or with `'*'` all queues.",
     ),
     Action(
         name="resume_queue",
         command="resume",
         target=Target.QUEUE,
         right="pause",
-        help="End the pause of a queue.",
+        help="End the pause of a queue, or of all queues.",
     ),
     Action(
         name="pause_task",

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from pgqueue.checks import (
     check_known_task_name,
     check_queue_name,
+    check_queue_or_all,
     check_text,
     check_whole,
     checked_id,
@@ -583,12 +584,12 @@ class Operations:
 
         Args:
             session: A Session or Connection, in whose transaction the pause is written.
-            queue: The name of the queue.
+            queue: The name of the queue; ``"*"``: all queues, also those to come.
 
         Raises:
             OptionError: No queue can have this name.
         """
-        check_queue_name(queue)
+        check_queue_or_all(queue)
         Pauses(executor(session)).pause_queue(queue)
 
     @translated_errors()
@@ -597,12 +598,13 @@ class Operations:
 
         Args:
             session: A Session or Connection, in whose transaction the pause ends.
-            queue: The name of the queue.
+            queue: The name of the queue; ``"*"``: ends the pause of all queues.  Those that were
+                paused by their names stay paused.
 
         Raises:
             OptionError: No queue can have this name.
         """
-        check_queue_name(queue)
+        check_queue_or_all(queue)
         Pauses(executor(session)).resume_queue(queue)
 
     @translated_errors()

@@ -38,6 +38,7 @@ from pgqueue.repository.tables import (
     sees_all,
     workers,
 )
+from pgqueue.rules.served_queues import paused_among
 
 WORKER = sa.bindparam("worker_id", type_=sa.Uuid)
 NO_QUEUES = sa.cast(sa.literal_column("'[]'", sa.Text), JSONB)
@@ -245,6 +246,7 @@ class Paused(NamedTuple):
     """The names of what operators have paused."""
 
     queues: Collection[str] = ()
+    """Ask with ``in``: if all queues are paused, each is among them."""
     tasks: Collection[str] = ()
 
 
@@ -394,7 +396,7 @@ class Workers(Rescues):
         queues, tasks, cancelled, killed, *found = self._executor.execute(
             statement, parameters
         ).one()
-        paused = Paused(json.loads(queues), json.loads(tasks))
+        paused = Paused(paused_among(json.loads(queues)), json.loads(tasks))
         return Notices(paused, set(cancelled or ()), set(killed or ()), *found)
 
     def paused(self) -> Paused:
