@@ -32,13 +32,21 @@ CANCEL_WITHIN = 1.0
 class Child(Protocol):
     """A child process, as the attempt sees whose handler runs in it."""
 
+    @property
+    def pid(self) -> int | None: ...
+
     def notify(self, attempt: "RunningAttempt") -> None: ...
 
     def kill(self, end: AttemptEnd) -> None: ...
 
+    def show_stack(self) -> None: ...
+
 
 class Clock(Protocol):
     """What ends an async handler."""
+
+    task: "asyncio.Task[Any] | None"
+    """In which it runs."""
 
     def interrupt(self) -> None:
         """Raise CancelledError in the handler.  Any thread may call it."""

@@ -24,6 +24,7 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.options import OptionsOfWorker
 from pgqueue.outcomes import Released, Stopped
 from pgqueue.worker import timeouts
+from pgqueue.worker.activity import activity
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.coordinator import CoordinatorListener
@@ -189,6 +190,28 @@ class Supervisor:
             stale=self._runtime.ledger.counts[STALE],
             hanging=() if self._timers is None else tuple(self._timers.hanging()),
         )
+
+    def activity(self) -> str:
+        """What each slot and each thread is doing, in lines of text."""
+        health, identity = self.health(), self._runtime.identity
+        words = [
+            f"worker {os.getpid()} ({identity.worker_id})",
+            f"{health.busy} of {health.slots} slots are busy",
+            f"{len(self._runtime.ledger.in_flight)} jobs are claimed and not settled",
+            f"last heartbeat {health.heartbeat_age:.1f} s ago",
+            f"last claim {health.claim_age:.1f} s ago",
+        ]
+        words += ["quiet"] if identity.is_quiet else []
+        words += ["stopping"] if self._stopping.is_set() else []
+        return activity("; ".join(words), self._slots.threads, self._slots.abandoned)
+
+    def log_activity(self) -> None:
+        """Log what each slot and thread is doing; child processes write their stacks to stderr."""
+        logger.warning("%s", self.activity())
+        for run in self._slots.attempts():
+            child = run.child  # its slot may take it away meanwhile
+            if child is not None:
+                child.show_stack()
 
     def interrupt(self) -> bool:
         """Settle running attempts as ``interrupted`` and close.

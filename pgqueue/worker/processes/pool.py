@@ -237,6 +237,11 @@ class ChildProcess:
         return self._pid is not None
 
     @property
+    def pid(self) -> int | None:
+        """Its process; None before it was started."""
+        return self._pid
+
+    @property
     def is_fresh(self) -> bool:
         """Whether it has run no other job than its last one."""
         return self._jobs_begun <= 1
@@ -324,6 +329,12 @@ class ChildProcess:
             self.killed_for = self.killed_for or end
             if self._pid is not None and not self.has_ended:
                 kill_group(self._pid)
+
+    def show_stack(self) -> None:
+        """Let the child write to stderr what its threads are doing."""
+        with self._lock:
+            if self._pid is not None and not self.has_ended:
+                os.kill(self._pid, signal.SIGUSR1)
 
     def close(self) -> None:
         self.kill()
