@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
-from pgqueue.models import ALL_QUEUES
 from pgqueue.repository.deadlines import meta_after_admission
 from pgqueue.repository.fast_path import fetch
 from pgqueue.repository.messages import DISPATCHED
@@ -449,12 +448,7 @@ def with_state(place: sa.Subquery | sa.FromClause) -> sa.Select[*tuple[Any, ...]
 
 
 def _is_paused(message: sa.FromClause) -> sa.ColumnElement[bool]:
-    every = sa.literal_column(f"'{ALL_QUEUES}'", sa.Text)
-    return sa.or_(
-        message.c.queue == sa.any_(PAUSED),
-        every == sa.any_(PAUSED),
-        message.c.task == sa.any_(PAUSED_TASKS),
-    )
+    return sa.or_(message.c.queue == sa.any_(PAUSED), message.c.task == sa.any_(PAUSED_TASKS))
 
 
 def _locked_jobs() -> sa.Select[*tuple[Any, ...]]:

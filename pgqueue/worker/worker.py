@@ -258,7 +258,7 @@ class Worker:
         return "" if self._supervisor is None else self._supervisor.activity()
 
     def _log_activity(self) -> None:
-        if self._supervisor is not None and os.getpid() == self._pid:  # not in a fork
+        if self._supervisor is not None:
             self._supervisor.log_activity()
 
     def _end_grace(self) -> None:
