@@ -45,6 +45,12 @@ def check_queue_name(queue: Any, where: str = "") -> None:
     check(where, "queue", queue, queue_name)
 
 
+def check_queue_or_all(queue: Any) -> None:
+    """Of what can be paused: a queue, or ``*`` for all queues."""
+    if queue != "*":
+        check_queue_name(queue)
+
+
 def check_application(name: Any) -> None:
     if name != "" and (not isinstance(name, str) or not QUEUE_NAME.fullmatch(name)):
         raise OptionError(

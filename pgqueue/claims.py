@@ -125,6 +125,7 @@ class OpenClaim:
         tasks: Mapping[str, Task[..., Any]],
         retention: Retention,
         layers: Sequence[Any],
+        resources: Mapping[Any, Any],
         callbacks: Sequence[AttemptCallback],
         notify: bool,
     ) -> None:
@@ -134,6 +135,7 @@ class OpenClaim:
         self._tasks = tasks
         self._retention = retention
         self._layers = layers
+        self._resources = resources
         self._callbacks = callbacks
         self._notify = notify
         self.has_more = False
@@ -173,6 +175,7 @@ class OpenClaim:
         claimed, args, waited = found
         task = self._tasks[claimed.task]
         running = RunningAttempt(claimed, task, worker_id=worker_id, stopping=Event())
+        running.resources = self._resources
         job = ClaimedJob(running, args, given, self._layers)
 
         def transactions() -> tuple[object, object]:

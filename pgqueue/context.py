@@ -1,6 +1,6 @@
 """The context of a running job, which a handler may take as a parameter."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+Resource = Callable[
+    [],
+    Iterator[T] | AsyncIterator[T] | AbstractContextManager[T] | AbstractAsyncContextManager[T],
+]
+"""Opens what handlers share, and closes it: a generator function that yields it once, or a function
+that returns a context manager."""
 
 MOST = 2**53
 """The largest number in a progress report; up to this number a float is exact."""
@@ -154,6 +162,7 @@ class JobContext:
     steps: Steps | None = field(default=None, repr=False)
     remaining: Callable[[], timedelta | None] = field(default=_unlimited, repr=False)
     checking: Callable[[], None] = field(default=_goes_on, repr=False)
+    resources: Mapping[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def is_last_attempt(self) -> bool:
@@ -232,6 +241,34 @@ class JobContext:
             >>> ctx.progress(3, 10, "March")
         """
         self.reporting(checked_progress(done, total, note, where=f"job {self.job_id} {self.task}"))
+
+    def resource(self, function: Resource[T], /) -> T:
+        """Return what a function under :meth:`PgQueue.resource` has opened for this process.
+
+        Args:
+            function: The function.
+
+        Returns:
+            What it yields, or its context manager returns.
+
+        Raises:
+            PgQueueError: It is not open here: this is no worker, and :meth:`PgQueue.provide` has
+                given no value; or it is async, and this is a child process.
+
+        Example:
+            >>> @queue.task
+            ... def charge(ctx: JobContext, order_id: int) -> None:
+            ...     ctx.resource(open_bank).charge(order_id, key=ctx.job_id)
+        """
+        try:
+            value: T = self.resources[function]
+        except KeyError:
+            raise PgQueueError(
+                f"job {self.job_id} {self.task}: the resource {name_of(function)} is not open "
+                "here: workers open those that @queue.resource has registered before they start; "
+                f"elsewhere, as in a test, write `with queue.provide({name_of(function)}, value):`"
+            ) from None
+        return value
 
     def finish(self, result: Any = None) -> AbstractContextManager[Session]:
         """Return a ``with`` block with a Session, whose commit also ends the job as succeeded.
@@ -589,6 +626,11 @@ class JobContext:
                 "queue.session() in the handler"
             )
         return self.finishing
+
+
+def name_of(function: Any) -> str:
+    """What messages call a function of the application."""
+    return str(getattr(function, "__qualname__", repr(function)))
 
 
 def checked_progress(done: Any, total: Any, note: Any, *, where: str) -> Progress:

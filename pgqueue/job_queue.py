@@ -39,7 +39,7 @@ from pgqueue.checks import (
     span,
 )
 from pgqueue.claims import OpenClaim
-from pgqueue.context import Around, JobContext, nothing_around
+from pgqueue.context import Around, JobContext, Resource, name_of, nothing_around
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import autocommitting, in_savepoint
 from pgqueue.database.handlers import session_in_savepoint
@@ -60,7 +60,7 @@ from pgqueue.errors import (
     WaitTimeout,
 )
 from pgqueue.events import AttemptCallback
-from pgqueue.middleware import Middleware, as_context_manager, layers_of
+from pgqueue.middleware import Middleware, layers_of, middleware_of, resource_of
 from pgqueue.models import DEFAULT_QUEUE, Job
 from pgqueue.nodes import CITUS, Node, checked_nodes, coordinator_of, nodes_of_citus, number_in_list
 from pgqueue.operations import AsyncOperator, Operations, Operator
@@ -102,6 +102,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=AttemptCallback)
 M = TypeVar("M", bound=Middleware)
+Opens = TypeVar("Opens", bound=Resource[Any])
 S = TypeVar("S", bound=MetaSource)
 T = TypeVar("T", bound=Task[..., Any])
 
@@ -199,6 +200,10 @@ class PgQueue(Operations):
         self.attempt_callbacks: list[AttemptCallback] = []
         self.middlewares: list[Callable[[JobContext], Any]] = []
         self.meta_sources: list[MetaSource] = []
+        self.resources: dict[Any, Callable[[], Any]] = {}
+        """By the registered function: what returns its context manager."""
+        self.provided: Mapping[Any, Any] = {}
+        """What :meth:`provide` has given in place of resources, by their functions."""
         self._keep = keep_of(keep, "PgQueue: ")
         self._queue_keep = _checked_queues(queue_keep or {})
         for queue in queue_limits if isinstance(queue_limits, Mapping) else ():
@@ -591,8 +596,9 @@ class PgQueue(Operations):
         """
         return nothing_around
 
-    def around_ticks(self) -> Callable[[], AbstractContextManager[object]]:
-        """Return the context manager around the firing of schedules; a framework may override it.
+    def around_calls(self) -> Callable[[], AbstractContextManager[object]]:
+        """Return the context manager around what workers call of the application outside of
+        handlers: functions of schedules, and resources; a framework may override it.
 
         Each run of a worker calls this once, in the thread that runs the worker.
         """
@@ -747,8 +753,71 @@ class PgQueue(Operations):
             ...     log.info("attempt %s of %s", ctx.attempt, ctx.task)
             ...     yield
         """
-        self.middlewares.append(as_context_manager(function))
+        self.middlewares.append(middleware_of(function))
         return function
+
+    def resource(self, function: Opens) -> Opens:
+        """Register what each worker opens once, for its handlers, when it starts.
+
+        The function yields once, or returns a context manager.  What is before the ``yield`` runs
+        when a worker starts, before its first job; what is behind it when the worker stops, after
+        its last handler.  Handlers get the value by :meth:`JobContext.resource`.  Resources are
+        opened in the order of their registration.  A worker whose resource cannot be opened does
+        not start.
+
+        An async function is run on the event loop of the async handlers, any other in a thread of
+        the worker.  A child process opens a resource, not an async one, when a handler first asks
+        for it.
+
+        Args:
+            function: A generator function without parameters that yields once, or a function that
+                returns a context manager.
+
+        Returns:
+            The function.
+
+        Raises:
+            TaskDefinitionError: It is no such function.
+
+        Example:
+            >>> @queue.resource
+            ... def open_bank() -> Iterator[BankClient]:
+            ...     with BankClient("https://bank.example") as client:
+            ...         yield client
+        """
+        self.resources[function] = resource_of(function)
+        return function
+
+    @contextmanager
+    def provide(self, function: Resource[Any], value: Any) -> Iterator[None]:
+        """Give handlers a value in place of a resource for a ``with`` block.
+
+        For tests, and for tasks that are called outside of workers, where nothing is opened.  Holds
+        for all threads of the process.  A worker that starts in the block does not open the
+        resource.
+
+        Args:
+            function: The function that :meth:`resource` has registered.
+            value: What :meth:`JobContext.resource` returns for it.
+
+        Raises:
+            OptionError: The function is not registered.
+
+        Example:
+            >>> with queue.provide(open_bank, FakeBank()):
+            ...     ran = run_jobs(session)
+        """
+        if function not in self.resources:
+            raise OptionError(
+                f"provide: {name_of(function)} is no resource of this queue; write @queue.resource "
+                "above it"
+            )
+        before = self.provided
+        self.provided = {**before, function: value}
+        try:
+            yield
+        finally:
+            self.provided = before
 
     def on_enqueue(self, function: S) -> S:
         """Register a function whose dict is added to the ``meta`` of each job that is enqueued.
@@ -985,6 +1054,7 @@ class PgQueue(Operations):
             tasks=self.tasks,
             retention=self.retention,
             layers=layers_of(self.around_jobs(), self.middlewares),
+            resources=self.provided,
             callbacks=self.attempt_callbacks,
             notify=self.notify,
         )

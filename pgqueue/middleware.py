@@ -1,4 +1,4 @@
-"""Middleware: context managers that an application puts around its handlers."""
+"""Context managers of an application: middleware around its handlers, resources of its workers."""
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -9,10 +9,11 @@ from contextlib import (
     ExitStack,
     asynccontextmanager,
     contextmanager,
+    suppress,
 )
 from typing import Any
 
-from pgqueue.context import Around, JobContext, nothing_around
+from pgqueue.context import Around, JobContext, Resource, name_of, nothing_around
 from pgqueue.errors import PgQueueError, TaskDefinitionError
 
 Middleware = Callable[
@@ -28,18 +29,44 @@ once."""
 AsyncAround = Callable[[JobContext], AbstractAsyncContextManager[None]]
 
 
-def as_context_manager(middleware: Middleware) -> Callable[[JobContext], Any]:
+def as_context_manager(function: Any, refusal: str) -> Callable[..., Any]:
     """Make a generator function return a context manager; refuses what is no function."""
-    if inspect.isgeneratorfunction(middleware):
-        return contextmanager(middleware)
-    if inspect.isasyncgenfunction(middleware):
-        return asynccontextmanager(middleware)
-    if not callable(middleware) or inspect.iscoroutinefunction(middleware):
-        raise TaskDefinitionError(
-            f"middleware {middleware!r} cannot surround a handler: give a function of one "
-            "JobContext that yields once, or that returns a context manager"
-        )
-    return middleware
+    if inspect.isgeneratorfunction(function):
+        return contextmanager(function)
+    if inspect.isasyncgenfunction(function):
+        return asynccontextmanager(function)
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        raise TaskDefinitionError(refusal)
+    return function  # type: ignore[no-any-return]  # any callable
+
+
+def middleware_of(function: Middleware) -> Callable[[JobContext], Any]:
+    """The function that returns the context manager around a handler.
+
+    Raises TaskDefinitionError.
+    """
+    return as_context_manager(
+        function,
+        f"middleware {function!r} cannot surround a handler: give a function of one JobContext "
+        "that yields once, or that returns a context manager",
+    )
+
+
+def resource_of(function: Resource[Any]) -> Callable[[], Any]:
+    """The function that returns the context manager of a resource.  Raises TaskDefinitionError."""
+    made = as_context_manager(
+        function,
+        f"resource {function!r} cannot be opened and closed: give a function without parameters "
+        "that yields once, or that returns a context manager",
+    )
+    with suppress(ValueError):  # a class in C without a signature
+        try:
+            inspect.signature(function).bind()
+        except TypeError as error:
+            raise TaskDefinitionError(
+                f"resource {name_of(function)}: workers call it without arguments: {error}"
+            ) from None
+    return made
 
 
 def layers_of(framework: Around, middlewares: Sequence[Any]) -> list[Any]:
@@ -96,7 +123,7 @@ def around_async_handlers(layers: Sequence[Callable[[JobContext], Any]]) -> Asyn
 
 
 def _is_unusable(layer: Any, context: JobContext, manager: Any) -> TaskDefinitionError:
-    name = getattr(layer, "__qualname__", repr(layer))
+    name = name_of(layer)
     remedy = "return a context manager, or let it yield once"
     if hasattr(type(manager), "__aenter__"):
         remedy = "this handler is a plain function: return a context manager that has __enter__ too"

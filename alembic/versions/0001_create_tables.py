@@ -347,6 +347,7 @@ def create_workers_and_queues() -> None:
         number("pid", sa.Integer),
         number("backend_pid", sa.Integer),
         column("queues", JSONB),
+        column("withheld_queues", JSONB, null=True),
         number("slots"),
         time_of_insert("started_at"),
         time_of_insert("heartbeat_at"),

@@ -58,6 +58,7 @@ signal verbs Send a signal, for which jobs wait; `pgqueue jobs ID` says for whic
 stats lists Show how attempts have ended, and how long they have waited and run, by task.
 status lists Show the number of jobs by queue and status, and the live workers.
 try verbs Requeue the newest failed job of a filter, to see whether it succeeds now.
+unquiet verbs Undo `pgqueue quiet`: the workers claim jobs again, within two seconds.
 upgrade tables Create or upgrade pgqueue's tables.
 worker working Run jobs until SIGTERM or Ctrl-C; a second signal ends the grace period.
 workers lists List the live workers with their ids, and the job that each has held longest.

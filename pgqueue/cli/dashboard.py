@@ -83,7 +83,7 @@ def dashboard(
             public_hosts=public_hosts,
             url_prefix=url_prefix,
             environment=environment,
-            around=queue.around_ticks(),
+            around=queue.around_calls(),
             on_start=lambda address: click.echo(f"The dashboard is at {address}"),
         )
     except OSError as error:

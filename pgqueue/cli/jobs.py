@@ -95,7 +95,7 @@ def show(given: CliState, as_json: bool, job_id: int, show_arguments: bool) -> N
             "why": [{"words": str(one), "remedy": one.remedy} for one in reasons],
             "running_on": job.holder,
             "limits": job.limits,
-            "is_queue_paused": job.wait.queue_paused_at is not None,
+            "is_queue_paused": job.wait.is_queue_paused,
             "is_task_paused": job.wait.task_paused_at is not None,
             "is_queue_served": job.wait.workers > 0,
             "batches": [batch.id for batch in job.batches],

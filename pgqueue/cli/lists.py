@@ -459,6 +459,7 @@ def status(
             session, succeeded=are_all_counted, names=names or None
         )
         queues = [*map(_queue, found_queues.queues)]
+        are_paused = found_queues.all_paused_at is not None
         live = queue.workers(session)
         if names:
             known = {one["name"]: one for one in queues}
@@ -475,7 +476,8 @@ def status(
             {"task": one.task, "jobs": one.jobs, "oldest_age": one.since, "reason": one.reason}
             for one in unreadable
         ]
-        found = {"queues": queues, "paused_tasks": paused, "workers": [*map(_worker, live)]}
+        found: dict[str, Any] = {"queues": queues, "are_all_queues_paused": are_paused}
+        found |= {"paused_tasks": paused, "workers": [*map(_worker, live)]}
         found |= {"unknown_tasks": tasks, "unreadable_jobs": met, "about_jobs": about}
         print_json(found)
         return queues
@@ -484,6 +486,8 @@ def status(
         click.echo(f"About {about:,} jobs in all; --exact counts those marked ?, by reading them.")
     if ahead := sum(worker.claimed_ahead for worker in live):
         click.echo(f"The running include {ahead:,} claimed ahead, which start when a slot is free.")
+    if are_paused:
+        click.echo("All queues are paused.")
     if paused:
         click.echo(harmless(f"Paused tasks: {', '.join(paused)}."))
     click.echo()

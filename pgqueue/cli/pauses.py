@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pgqueue.checks import check_known_task_name, check_queue_name
+from pgqueue.checks import check_known_task_name, check_queue_or_all
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.operators import operator_of, reason_option
 from pgqueue.cli.options import (
@@ -17,6 +17,7 @@ from pgqueue.cli.options import (
     together,
 )
 from pgqueue.job_queue import PgQueue
+from pgqueue.models import ALL_QUEUES
 from pgqueue.operations import Operator
 from pgqueue.terminal import harmless, print_json
 from pgqueue.views.limits import LimitState
@@ -50,10 +51,11 @@ _what = together(
 def pause(given: CliState, **what: Any) -> None:
     """Make all workers skip queues, tasks or a key, within two seconds.
 
-    Running jobs go on, and enqueuing continues.
+    Running jobs go on, and enqueuing continues.  '*' stands for all queues.
 
     \b
     Example:  pgqueue --app shop.jobs:queue pause mail
+    Or:       pgqueue --app shop.jobs:queue pause '*'
     Or:       pgqueue --app shop.jobs:queue pause --task shop.jobs.send
     Or:       pgqueue --app shop.jobs:queue pause --limit shop.report:tenant_id --key 7
     """
@@ -87,7 +89,7 @@ def _set_paused(
     if (limit is None) != (key is None):
         raise click.UsageError("give --limit and --key together")
     for name in queues:
-        check_queue_name(name)
+        check_queue_or_all(name)
     for name in tasks:
         check_known_task_name(name)
     queue = given.database()
@@ -121,11 +123,18 @@ def _print(
     for kind, names in changed.items():
         for name in names:
             click.echo(harmless(f"{name}: {'paused' if is_paused else 'resumed'}"))
-            if kind in HINTS:
+            if kind in HINTS and name != ALL_QUEUES:
                 hint_at_names(queue, **{HINTS[kind]: name})
+    if changed["queues"] and not is_paused and _are_all_paused(queue):
+        click.echo("All queues are paused: run `pgqueue resume '*'` too.", err=True)
     for name in changed["keys"]:
         if hint := _hint_at_key(name, before, after, is_paused=is_paused):
             click.echo(harmless(hint), err=True)
+
+
+def _are_all_paused(queue: PgQueue) -> bool:
+    with opened(queue) as session:
+        return queue.views.queues(session, ()).all_paused_at is not None
 
 
 def _change_key(operator: Operator, limit: str, key: str | None, *, is_paused: bool) -> str:

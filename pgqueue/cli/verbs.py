@@ -44,7 +44,7 @@ from pgqueue.errors import OptionError, ScheduleNotFound
 from pgqueue.filter_line import LONGEST_MUTE, in_hex
 from pgqueue.job_queue import PgQueue
 from pgqueue.operations import ActionRun, Selection
-from pgqueue.operations.actions import ACTIONS, ON_JOBS, JobAction, Target
+from pgqueue.operations.actions import ACTIONS, ON_JOBS, Action, JobAction, Target
 from pgqueue.operations.results import Effect
 from pgqueue.options import MOST_ATTEMPTS
 from pgqueue.tasks.editing import Changes
@@ -523,29 +523,56 @@ def _change_schedule(queue: PgQueue, verb: str, name: str, *, reason: str) -> di
     return result
 
 
+_of_workers = together(
+    click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, type=as_worker_id),
+    reason_option,
+    on_database_with_json,
+)
+
+
 @click.command()
-@click.argument("worker_ids", metavar="ID...", nargs=-1, required=True, type=as_worker_id)
-@reason_option
-@on_database_with_json
-def quiet(given: CliState, as_json: bool, reason: str, worker_ids: Sequence[UUID]) -> None:
+@_of_workers
+def quiet(given: CliState, **what: Any) -> None:
     """Make workers claim no more jobs, within a second.
 
     A quiet worker ends the jobs that it has claimed and then idles; stop it with SIGTERM when
-    `pgqueue workers` shows that it has no jobs.  This cannot be undone: start another worker.
+    `pgqueue workers` shows that it has no jobs.  `pgqueue unquiet` undoes this.
 
     \b
     Example:  pgqueue --app shop.jobs:queue quiet 6f9619ff-8b86-d011-b42d-00c04fc964ff
     """
+    _set_quiet(given, ACTIONS["quiet"], **what)
+
+
+@click.command()
+@_of_workers
+def unquiet(given: CliState, **what: Any) -> None:
+    """Undo `pgqueue quiet`: the workers claim jobs again, within two seconds.
+
+    \b
+    Example:  pgqueue --app shop.jobs:queue unquiet 6f9619ff-8b86-d011-b42d-00c04fc964ff
+    """
+    _set_quiet(given, ACTIONS["unquiet"], **what)
+
+
+def _set_quiet(
+    given: CliState, action: Action, *, as_json: bool, reason: str, worker_ids: Sequence[UUID]
+) -> None:
+    """Do an action on workers, in the order of their ids on the command line."""
     operator = operator_of(given.database(), reason)
-    are_quiet = {id: operator.quiet(id) for id in worker_ids}
+    live = {id: getattr(operator, action.name)(id) for id in worker_ids}
     if as_json:
-        found = [{"id": str(id), "is_quiet": is_quiet} for id, is_quiet in are_quiet.items()]
+        is_quiet = action.name == "quiet"
+        found = [
+            {"id": str(id), "is_live": is_live, "is_quiet": is_live and is_quiet}
+            for id, is_live in live.items()
+        ]
         print_json({"workers": found})
     else:
-        for id, is_quiet in are_quiet.items():
-            words = "quiet" if is_quiet else "no live worker has this id"
-            click.echo(f"{id}: {words}", err=not is_quiet)
-    if not all(are_quiet.values()):
+        for id, is_live in live.items():
+            words = action.done if is_live else "no live worker has this id"
+            click.echo(f"{id}: {words}", err=not is_live)
+    if not all(live.values()):
         click.get_current_context().exit(1)
 
 
@@ -555,5 +582,5 @@ schedules.add_command(backfill)
 
 COMMANDS = (
     *map(_command, JOB_VERBS.values()),
-    *(quiet, schedules, try_one, mute, restart, signal, go_on),
+    *(quiet, unquiet, schedules, try_one, mute, restart, signal, go_on),
 )

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from pgqueue import redaction
-from pgqueue.worker.worker import stop_signals
+from pgqueue.worker.worker import report_signals, stop_signals
 
 logger = redaction.logger(__name__)
 
@@ -80,7 +80,8 @@ class ProcessGroup:
         def note(number: int, _frame: Any) -> None:
             self._signals.put(number)
 
-        before = {number: signal.signal(number, note) for number in stop_signals()}
+        reports = report_signals()
+        before = {number: signal.signal(number, note) for number in [*stop_signals(), *reports]}
         try:
             count = len(self._places)
             with ThreadPoolExecutor(count) as threads:
@@ -89,7 +90,8 @@ class ProcessGroup:
                     place.add_done_callback(lambda _place: self._signals.put(None))
                 for _ in places:
                     while (number := self._signals.get()) is not None:
-                        self._is_stopping.set()
+                        if number not in reports:
+                            self._is_stopping.set()
                         with self._starting:
                             for worker in self._workers.values():
                                 worker.send_signal(number)

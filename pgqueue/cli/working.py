@@ -31,7 +31,7 @@ from pgqueue.models import DEFAULT_QUEUE
 from pgqueue.nodes import Node
 from pgqueue.options import OPTIONS_OF_WORKER, OptionsOfWorker, WorkerOptions
 from pgqueue.worker import Worker
-from pgqueue.worker.worker import stop_signals
+from pgqueue.worker.worker import report_signals, stop_signals
 
 logger = redaction.logger(__name__)
 
@@ -279,7 +279,7 @@ def _run(worker: Worker, *, until_empty: bool) -> None:
         else:
             worker.run()
     finally:  # a further signal must not end the process before its last attempts are settled
-        for number in stop_signals():
+        for number in [*stop_signals(), *report_signals()]:
             signal.signal(number, signal.SIG_IGN)
     if counts is None:
         logger.info("worker %d has stopped", os.getpid())

@@ -151,8 +151,8 @@ class PgQueue(job_queue.PgQueue):
         """Make the session of each block of ``ctx.finish()`` its ``db.session``."""
         return partial(lent_to_block, self._host().db)
 
-    def around_ticks(self) -> Callable[[], AbstractContextManager[object]]:
-        """Fire schedules in an application context, for functions of ``on_enqueue``."""
+    def around_calls(self) -> Callable[[], AbstractContextManager[object]]:
+        """Fire schedules and open resources in an application context."""
         return self._host().app.app_context
 
     def session_of_caller(self) -> Session | None:

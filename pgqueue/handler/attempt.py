@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from threading import Event, Lock
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -31,13 +32,21 @@ CANCEL_WITHIN = 1.0
 class Child(Protocol):
     """A child process, as the attempt sees whose handler runs in it."""
 
+    @property
+    def pid(self) -> int | None: ...
+
     def notify(self, attempt: "RunningAttempt") -> None: ...
 
     def kill(self, end: AttemptEnd) -> None: ...
 
+    def show_stack(self) -> None: ...
+
 
 class Clock(Protocol):
     """What ends an async handler."""
+
+    task: "asyncio.Task[Any] | None"
+    """In which it runs."""
 
     def interrupt(self) -> None:
         """Raise CancelledError in the handler.  Any thread may call it."""
@@ -57,6 +66,7 @@ def context_of(
     steps: Steps | None = None,
     remaining: Callable[[], timedelta | None],
     checking: Callable[[], None],
+    resources: Mapping[Any, Any],
 ) -> JobContext:
     """The context of a claimed job, in the worker or in a child process."""
     return JobContext(
@@ -75,6 +85,7 @@ def context_of(
         steps=steps,
         remaining=remaining,
         checking=checking,
+        resources=resources,
     )
 
 
@@ -106,6 +117,8 @@ class RunningAttempt:
     """The Session of its handler, or of its ``ctx.finish()``, until its transaction has ended."""
     child: Child | None = None
     """The child process its handler runs in, if it has one."""
+    resources: Mapping[Any, Any] = MappingProxyType({})
+    """What its worker has opened for handlers, by the functions that open it."""
     _driver: Any = None
     _block: str | None = None
 
@@ -326,4 +339,5 @@ class RunningAttempt:
             steps=self.steps,
             remaining=self.time_left,
             checking=self.check,
+            resources=self.resources,
         )

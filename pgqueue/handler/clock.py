@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
+from typing import Any
 
 from pgqueue.handler.attempt import RunningAttempt
 from pgqueue.outcomes import Cancel
@@ -21,13 +22,14 @@ class HandlerClock:
         timeout = attempt.settings.timeout
         self.stopped_for: BaseException | None = None
         """Why the handler had to stop before its timeout, if it had to."""
+        self.task: asyncio.Task[Any] | None = None
         self._attempt = attempt
         self._timeout = asyncio.timeout(None if timeout is None else timeout.total_seconds())
         self._may_end = False
         """Whether the handler runs, and commits nothing at this moment."""
 
     async def __aenter__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop, self.task = asyncio.get_running_loop(), asyncio.current_task()
         await self._timeout.__aenter__()
         self._attempt.clock, self._may_end = self, True
         if self._attempt.is_cancelled():  # told before it began

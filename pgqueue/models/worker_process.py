@@ -24,6 +24,9 @@ class WorkerProcess(Base):
     queues: Mapped[list[str]]
     """Empty: an operator has made the worker quiet, and it claims no more jobs."""
 
+    withheld_queues: Mapped[list[str] | None]
+    """The queues of a quiet worker, to give them back."""
+
     slots: Mapped[int] = mapped_column(SmallInteger)
     started_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
     heartbeat_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))

@@ -350,7 +350,7 @@ class Operator:
         """Make all workers skip a queue, as :meth:`PgQueue.pause` does.
 
         Args:
-            queue: The name of the queue.
+            queue: The name of the queue, or ``"*"`` for all.
 
         Raises:
             OptionError: No queue can have this name.
@@ -361,7 +361,7 @@ class Operator:
         """Undo :meth:`pause_queue`.
 
         Args:
-            queue: The name of the queue.
+            queue: The name of the queue, or ``"*"`` for all.
 
         Raises:
             OptionError: No queue can have this name.
@@ -538,11 +538,21 @@ class Operator:
         Raises:
             ArgumentsError: ``worker_id`` is no UUID.
         """
-        with self._begin() as session:
-            is_quiet = self.queue.quiet(session, worker_id)
-            if is_quiet:
-                self._note(session, "quiet", {"worker": str(worker_id)})
-        return is_quiet
+        return self._of_worker("quiet", worker_id, self.queue.quiet)
+
+    def unquiet(self, worker_id: UUID) -> bool:
+        """Make a quiet worker claim jobs again, as :meth:`PgQueue.unquiet` does.
+
+        Args:
+            worker_id: The id of the worker.
+
+        Returns:
+            Whether a live worker has this id.
+
+        Raises:
+            ArgumentsError: ``worker_id`` is no UUID.
+        """
+        return self._of_worker("unquiet", worker_id, self.queue.unquiet)
 
     def restart_workflow(self, job_id: int) -> int:
         """Start a workflow again from a job on, as :meth:`PgQueue.restart_workflow` does.
@@ -619,6 +629,13 @@ class Operator:
             written = do(session, limit, key)
             self._note(session, action, {"key": written})
         return written
+
+    def _of_worker(self, action: str, worker_id: UUID, do: Callable[..., bool]) -> bool:
+        with self._begin() as session:
+            lives = do(session, worker_id)
+            if lives:
+                self._note(session, action, {"worker": str(worker_id)})
+        return lives
 
     def _done(self, action: str, name: str, do: Callable[[Session], object]) -> None:
         with self._begin() as session:
@@ -753,6 +770,7 @@ class AsyncOperator:
     backfill_schedule = _in_thread(Operator.backfill_schedule)
     remove_schedule = _in_thread(Operator.remove_schedule)
     quiet = _in_thread(Operator.quiet)
+    unquiet = _in_thread(Operator.unquiet)
     restart_workflow = _in_thread(Operator.restart_workflow)
     signal = _in_thread(Operator.signal)
     mute_error = _in_thread(Operator.mute_error)

@@ -343,14 +343,14 @@ _ON_OTHERS = (
         command="pause",
         target=Target.QUEUE,
         right="pause",
-        help="Make all workers skip a queue.",
+        help="Make all workers skip a queue, or with `'*'` all queues.",
     ),
     Action(
         name="resume_queue",
         command="resume",
         target=Target.QUEUE,
         right="pause",
-        help="End the pause of a queue.",
+        help="End the pause of a queue, or of all queues.",
     ),
     Action(
         name="pause_task",
@@ -433,6 +433,15 @@ _ON_OTHERS = (
         target=Target.WORKER,
         right="workers",
         help="Make a worker claim no more jobs.",
+        done="quiet",
+    ),
+    Action(
+        name="unquiet",
+        command="unquiet",
+        target=Target.WORKER,
+        right="workers",
+        help="Make a quiet worker claim jobs again.",
+        done="quiet no more",
     ),
     Action(
         name="restart_workflow",

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from pgqueue.checks import (
     check_known_task_name,
     check_queue_name,
+    check_queue_or_all,
     check_text,
     check_whole,
     checked_id,
@@ -583,12 +584,12 @@ class Operations:
 
         Args:
             session: A Session or Connection, in whose transaction the pause is written.
-            queue: The name of the queue.
+            queue: The name of the queue; ``"*"``: all queues, also those to come.
 
         Raises:
             OptionError: No queue can have this name.
         """
-        check_queue_name(queue)
+        check_queue_or_all(queue)
         Pauses(executor(session)).pause_queue(queue)
 
     @translated_errors()
@@ -597,12 +598,13 @@ class Operations:
 
         Args:
             session: A Session or Connection, in whose transaction the pause ends.
-            queue: The name of the queue.
+            queue: The name of the queue; ``"*"``: ends the pause of all queues.  Those that were
+                paused by their names stay paused.
 
         Raises:
             OptionError: No queue can have this name.
         """
-        check_queue_name(queue)
+        check_queue_or_all(queue)
         Pauses(executor(session)).resume_queue(queue)
 
     @translated_errors()
@@ -693,8 +695,8 @@ class Operations:
         """Make a worker claim no more jobs, within a second; it ends the jobs that it has claimed.
 
         The worker does not exit until it is stopped, because a service manager would restart a
-        worker that exits by itself.  This call cannot be undone.  Commit at once: until then, the
-        worker's heartbeat waits.
+        worker that exits by itself.  :meth:`unquiet` undoes this call.  Commit at once: until then,
+        the worker's heartbeat waits.
 
         Args:
             session: A Session or Connection, in whose transaction the worker is told so.
@@ -706,11 +708,25 @@ class Operations:
         Raises:
             ArgumentsError: ``worker_id`` is no UUID.
         """
-        if not isinstance(worker_id, UUID):
-            raise ArgumentsError(
-                f"a worker's id is needed here, a UUID, not {type(worker_id).__name__}"
-            )
-        return Workers(executor(session)).make_quiet(worker_id)
+        return Workers(executor(session)).make_quiet(_checked_worker(worker_id))
+
+    @translated_errors()
+    def unquiet(self, session: AnySession, worker_id: UUID) -> bool:
+        """Undo :meth:`quiet`: the worker claims jobs of its queues again, within two seconds.
+
+        A worker that is not quiet stays as it is.  Commit at once, as after :meth:`quiet`.
+
+        Args:
+            session: A Session or Connection, in whose transaction the worker is told so.
+            worker_id: The id of the worker, as in :meth:`workers`.
+
+        Returns:
+            Whether a live worker has this id.
+
+        Raises:
+            ArgumentsError: ``worker_id`` is no UUID.
+        """
+        return Workers(executor(session)).end_quiet(_checked_worker(worker_id))
 
     @translated_errors()
     def set_limit(
@@ -828,3 +844,11 @@ class Operations:
     ) -> dict[Change, int]:
         context = self.action_context(in_transaction(session, where))
         return dict(within(selection, ON_JOBS["cancel"], context))
+
+
+def _checked_worker(worker_id: Any) -> UUID:
+    if not isinstance(worker_id, UUID):
+        raise ArgumentsError(
+            f"a worker's id is needed here, a UUID, not {type(worker_id).__name__}"
+        )
+    return worker_id

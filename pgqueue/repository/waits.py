@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from pgqueue.models import ALL_QUEUES
 from pgqueue.repository.health import is_live, serves
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import (
@@ -62,7 +63,10 @@ def jobs_ahead() -> sa.ScalarSelect[int]:
 
 @cache
 def pauses_of_job() -> sa.Executable:
-    """When the queue and the task of a job were paused, and whether workers cannot read it."""
+    """When all queues, the queue and the task of a job were paused, and whether workers cannot read
+    the job."""
+    every = sa.literal_column(f"'{ALL_QUEUES}'", sa.Text)
+    of_all = sa.select(queues.c.paused_at).where(queues.c.name == every)
     queue = sa.select(queues.c.paused_at).where(queues.c.name == text_parameter("queue_name"))
     task = sa.select(paused_tasks.c.paused_at).where(
         paused_tasks.c.task == text_parameter("task_name")
@@ -73,6 +77,7 @@ def pauses_of_job() -> sa.Executable:
         for name in ("since", "reason")
     )
     return sa.select(
+        moment(of_all.scalar_subquery()),
         moment(queue.scalar_subquery()),
         moment(task.scalar_subquery()),
         moment(since),
@@ -126,6 +131,8 @@ def place_of_job() -> sa.Executable:
 class Wait(NamedTuple):
     """What a job waits for that is not due yet, or that no worker has started."""
 
+    all_paused_at: datetime | None
+    """When all queues were paused."""
     queue_paused_at: datetime | None
     task_paused_at: datetime | None
     unreadable_since: datetime | None
@@ -142,6 +149,10 @@ class Wait(NamedTuple):
     waits for room in its limits."""
     first_admitted: int | None
     """Of the due jobs of its queue with the same limits, the first; None without limits."""
+
+    @property
+    def is_queue_paused(self) -> bool:
+        return self.queue_paused_at is not None or self.all_paused_at is not None
 
 
 class Waits:

@@ -38,6 +38,7 @@ from pgqueue.repository.tables import (
     sees_all,
     workers,
 )
+from pgqueue.rules.served_queues import paused_among
 
 WORKER = sa.bindparam("worker_id", type_=sa.Uuid)
 NO_QUEUES = sa.cast(sa.literal_column("'[]'", sa.Text), JSONB)
@@ -100,7 +101,24 @@ def make_quiet() -> sa.Executable:
     return (
         sa.update(workers)
         .where(workers.c.id == WORKER, workers.c.dead_at.is_(None))
-        .values(queues=NO_QUEUES)
+        .values(
+            queues=NO_QUEUES,
+            withheld_queues=sa.func.coalesce(workers.c.withheld_queues, workers.c.queues),
+        )
+        .returning(workers.c.id)
+    )
+
+
+@cache
+def end_quiet() -> sa.Executable:
+    """Give a live worker its queues back; its next heartbeat reads this."""
+    return (
+        sa.update(workers)
+        .where(workers.c.id == WORKER, workers.c.dead_at.is_(None))
+        .values(
+            queues=sa.func.coalesce(workers.c.withheld_queues, workers.c.queues),
+            withheld_queues=sa.null(),
+        )
         .returning(workers.c.id)
     )
 
@@ -230,6 +248,7 @@ class Paused(NamedTuple):
     """The names of what operators have paused."""
 
     queues: Collection[str] = ()
+    """Ask with ``in``: if all queues are paused, each is among them."""
     tasks: Collection[str] = ()
 
 
@@ -354,6 +373,10 @@ class Workers(Rescues):
         found = self._executor.execute(make_quiet(), {"worker_id": worker_id})
         return found.first() is not None
 
+    def end_quiet(self, worker_id: UUID) -> bool:
+        """Give a worker its queues back; False if there is no such worker."""
+        return self._executor.execute(end_quiet(), {"worker_id": worker_id}).first() is not None
+
     def notices(
         self,
         *,
@@ -379,7 +402,7 @@ class Workers(Rescues):
         queues, tasks, cancelled, killed, *found = self._executor.execute(
             statement, parameters
         ).one()
-        paused = Paused(json.loads(queues), json.loads(tasks))
+        paused = Paused(paused_among(json.loads(queues)), json.loads(tasks))
         return Notices(paused, set(cancelled or ()), set(killed or ()), *found)
 
     def paused(self) -> Paused:

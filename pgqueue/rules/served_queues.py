@@ -8,6 +8,18 @@ def is_pattern(queue: str) -> bool:
     return queue.endswith("*")
 
 
+class EveryQueue(tuple[str, ...]):
+    """The names of paused queues with ``*`` among them: every queue is one of these."""
+
+    def __contains__(self, queue: object) -> bool:
+        return True
+
+
+def paused_among(names: Sequence[str]) -> Sequence[str]:
+    """Paused queues, so that ``in`` says whether a queue is one of them."""
+    return EveryQueue(names) if "*" in names else names
+
+
 def served_queues(given: Sequence[str], waiting: Callable[[], Iterable[str]]) -> list[str]:
     """The names to claim from: those that are given, and those that fit a pattern.
 

@@ -83,7 +83,7 @@ RIGHTS = {
     ),
     "dead_letters": Rights(worker=ADD, dashboard=ADD),
     "unreadable_jobs": Rights(worker=ADD, dashboard="SELECT, DELETE"),
-    "workers": Rights(worker=WRITE, dashboard="SELECT, UPDATE (queues)"),
+    "workers": Rights(worker=WRITE, dashboard="SELECT, UPDATE (queues, withheld_queues)"),
     "queues": Rights(worker=READ, dashboard="SELECT, INSERT, UPDATE (paused_at)"),
     "paused_tasks": Rights(worker=READ, dashboard=ADD),
     "limits": Rights(

@@ -94,6 +94,9 @@ class Owner(Protocol):
     @property
     def connection(self) -> Connection | None: ...
 
+    @property
+    def provided(self) -> Mapping[Any, Any]: ...
+
 
 class Task(Generic[P, R]):
     """A function, its options, and the methods that enqueue it.
@@ -822,6 +825,7 @@ class Task(Generic[P, R]):
             task=self.name,
             session=session,
             finishing=PlainFinishing(self.owner.session, self.owner.async_session),
+            resources=self.owner.provided,
         )
 
 

@@ -202,9 +202,9 @@ def skipped_jobs(queue: Operations, session: Session) -> list[admission.WaitingJ
     def look() -> dict[int, admission.WaitingJob]:
         unserved = {one.name for one in Health(session).unserved_queues()}
         paused = Workers(session).paused()
-        served = set(session.scalars(queues_with_messages())) - unserved - set(paused.queues)
+        served = set(session.scalars(queues_with_messages())) - unserved
         jobs = Admissions(session).skipped(
-            sorted(served),
+            sorted(name for name in served if name not in paused.queues),
             tasks=open_tasks(queue.tasks, paused),
             paused=under_all_names(queue.tasks, paused),
             rules=Limits(session).rules(),

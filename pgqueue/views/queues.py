@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection
 
 from pgqueue.filter_line import STATUSES, line_of
-from pgqueue.models import JobStatus
+from pgqueue.models import ALL_QUEUES, JobStatus
 from pgqueue.operations import Operations
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.health import Health
@@ -64,6 +64,8 @@ class QueueViews:
     counted: LastCount | None
     first_due: Sequence[FirstDue]
     workers: Sequence[WorkerState]
+    all_paused_at: datetime | None
+    """When all queues were paused; the ``paused_at`` of a queue is that of its own pause."""
 
     def busiest(self, most: int) -> "QueueViews":
         """Return the queues with the largest backlogs.
@@ -115,6 +117,7 @@ def read_queues(
     counts = {} if counted is None else counted.queues
     oldest = {one.queue: one.since for one in reversed(first_due)}
     paused = Pauses(connection).queues()
+    all_paused_at = paused.pop(ALL_QUEUES, None)
     workers = queue.workers(connection)
     served = {name for worker in workers for name in worker.queues if not is_pattern(name)}
     declared = queues_of(queue.tasks.values())
@@ -134,4 +137,5 @@ def read_queues(
         counted,
         first_due,
         workers,
+        all_paused_at,
     )

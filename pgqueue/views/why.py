@@ -6,13 +6,13 @@ from datetime import timedelta
 from shlex import quote
 from typing import Any
 
-from pgqueue.models import JobStatus
+from pgqueue.models import ALL_QUEUES, JobStatus
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.redaction import MASK
 from pgqueue.repository.blocked import NOTHING, SKIPPED, named
 from pgqueue.repository.listing import Holder, JobDetails, LimitUse, PastAttempt
 from pgqueue.repository.signals import BATCH_HAS_ENDED
-from pgqueue.repository.waits import MOST_AHEAD
+from pgqueue.repository.waits import MOST_AHEAD, Wait
 from pgqueue.rules.limits import has_own_capacity, name_of, rate_in_words
 from pgqueue.views.words import (
     Kind,
@@ -111,12 +111,7 @@ def _hindrances(job: JobDetails, known_tasks: Collection[str]) -> Iterator[Reaso
     task = Name(Kind.TASK, row["task"], row["task"])
     if not job.is_due:
         yield _not_due(job)
-    if (at := wait.queue_paused_at) is not None:
-        resume = f"pgqueue resume {quote(row['queue'])}"
-        yield Reason(("its queue ", queue, " is paused since ", at), resume)
-    if (at := wait.task_paused_at) is not None:
-        resume = f"pgqueue resume --task {quote(row['task'])}"
-        yield Reason(("its task ", task, " is paused since ", at), resume)
+    yield from _pauses(wait, queue, task)
     if not wait.workers:
         quiet = f"; live workers that are quiet: {wait.quiet_workers}" if wait.quiet_workers else ""
         yield nobody_serves(row["queue"]).more(quiet)
@@ -200,6 +195,17 @@ def _resume(limit: LimitUse) -> str | None:
     if values.startswith("sha256:") or MASK in values:
         return None  # of a secret or a long value, or for a reader who may not see it
     return f"pgqueue resume --limit {quote(name)} --key {quote(values)}"
+
+
+def _pauses(wait: Wait, queue: Name, task: Name) -> Iterator[Reason]:
+    if (at := wait.all_paused_at) is not None:
+        yield Reason(("all queues are paused since ", at), f"pgqueue resume {quote(ALL_QUEUES)}")
+    if (at := wait.queue_paused_at) is not None:
+        resume = f"pgqueue resume {quote(queue.name)}"
+        yield Reason(("its queue ", queue, " is paused since ", at), resume)
+    if (at := wait.task_paused_at) is not None:
+        resume = f"pgqueue resume --task {quote(task.name)}"
+        yield Reason(("its task ", task, " is paused since ", at), resume)
 
 
 def _ahead(count: int) -> str:

@@ -57,23 +57,23 @@ class HostLoop:
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = LoopEngine(engine)
-        self._loop = loop
+        self.running_loop = loop
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(coroutine, self.running_loop).result()
 
     @property
     def engine(self) -> "AsyncEngine":
         return self._engine.get()
 
     def stop(self) -> None:
-        if not self._loop.is_closed():
-            self._engine.dispose(self._loop)
+        if not self.running_loop.is_closed():
+            self._engine.dispose(self.running_loop)
 
 
 class EventLoop(WorkerThread):
-    """Started by the first async handler.  A slot waits for each coroutine it runs here, so the
-    number of slots limits async jobs as it limits the others."""
+    """Started by the first async handler or resource.  A slot waits for each coroutine it runs
+    here, so the number of slots limits async jobs as it limits the others."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(name="event-loop")
@@ -86,7 +86,7 @@ class EventLoop(WorkerThread):
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.running_loop)
         either: tuple[Future[Any], ...] = (future, self._ended)
         wait(either, return_when=FIRST_COMPLETED)
         if not future.done():
@@ -95,7 +95,7 @@ class EventLoop(WorkerThread):
         return future.result()
 
     def work(self) -> None:
-        loop = self._running_loop()
+        loop = self.running_loop
         try:
             _keep_running(loop, self._stopping.is_set)
         except BaseException:
@@ -116,7 +116,9 @@ class EventLoop(WorkerThread):
         self._stopping.set()
         loop.call_soon_threadsafe(loop.stop)
 
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
+    @property
+    def running_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop; the first call starts its thread."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

@@ -43,7 +43,7 @@ class WorkerIdentity:
         """Of the application; empty if it has none."""
         self.paused = NOTHING_PAUSED
         self.is_quiet = False
-        """Whether an operator has taken all queues from this worker; it serves none again."""
+        """Whether an operator has taken all queues from this worker."""
         self._fresh_until = float("-inf")
         self.acknowledged_at = time.monotonic()
         """When the last acknowledged heartbeat was sent, at first when the worker was made."""
@@ -120,10 +120,12 @@ class Heartbeat(Loop):
                 identity.worker_id,
                 hostname=socket.gethostname(),
                 pid=os.getpid(),
-                queues=() if identity.is_quiet else identity.queues,
+                queues=identity.queues,
                 slots=identity.slots,
                 version=identity.version or None,
             )
+            if identity.is_quiet:  # under the id with which it was declared dead
+                workers.make_quiet(identity.worker_id)
         if connection is not self._connection:
             self._connection = connection
             self._is_locked = False
@@ -140,9 +142,11 @@ class Heartbeat(Loop):
             # This connection holds the lock of the old id; a new connection starts without it.
             self.reconnecting.close()
         else:
-            if beat.is_quiet and not identity.is_quiet:
-                logger.info("worker %s is quiet: it claims no more jobs", identity.worker_id)
-                identity.is_quiet = True
+            if beat.is_quiet is not identity.is_quiet:
+                words = "is quiet: it claims no more jobs"
+                words = words if beat.is_quiet else "is quiet no more: it claims jobs again"
+                logger.info("worker %s %s", identity.worker_id, words)
+                identity.is_quiet = beat.is_quiet
             identity.acknowledged(sent_at=sent_at)
             self.registered.set()
             answered_at = time.monotonic()

@@ -42,6 +42,7 @@ class InlineWorker:
         self._layers = layers_of(queue.around_jobs(), queue.middlewares)
         self._around_finish = queue.around_finish()
         self._application = queue.application
+        self._resources = queue.provided
         self._connection = connection
         self._queues = queues
         self._due_times = DueTimes(connection)
@@ -113,7 +114,7 @@ class InlineWorker:
 
     def attempt(self, claimed: Claimed) -> InlineAttempt:
         """The attempt of a claimed job, whose handler has not started yet."""
-        return InlineAttempt(
+        attempt = InlineAttempt(
             self._connection,
             claimed,
             self._tasks[claimed.task],
@@ -124,6 +125,8 @@ class InlineWorker:
             application=self._application,
             is_kept=not self._retention.deletes_at_once(claimed.task, claimed.queue),
         )
+        attempt.resources = self._resources
+        return attempt
 
     def _pairs(self) -> list[ClaimCursor]:
         return ClaimCursors(self._served()).pairs(paused=self._paused().queues, from_start=True)

@@ -26,6 +26,7 @@ from pgqueue.worker.ledger import Ledger
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.processes.pool import ProcessPool
 from pgqueue.worker.progress import ProgressWriter
+from pgqueue.worker.resources import OpenedOnDemand, Resources
 from pgqueue.worker.server_clock import ServerClock
 from pgqueue.worker.until_empty import HandlerErrors
 from pgqueue.worker.wake_up import WakeUp
@@ -90,9 +91,11 @@ class WorkerRuntime:
         self.around_async_handlers = around_async_handlers(layers)
         self.around_finish = queue.around_finish()
         self.loop = EventLoop(engine) if loop is None else HostLoop(engine, loop)
+        self.resources = Resources(queue, self.loop)
         self.children = ProcessPool(
             queue.tasks,
             around_handlers(layers_of(around, queue.middlewares)),
+            OpenedOnDemand(queue),
             max_jobs=config.max_jobs_per_child,
         )
         self.progress = ProgressWriter(engine, self.outage, must_wait=self._reads_snapshot)
@@ -109,13 +112,15 @@ class WorkerRuntime:
 
     def attempt_of(self, claimed: Claimed) -> RunningAttempt:
         """An attempt of this worker that begins now."""
-        return RunningAttempt(
+        attempt = RunningAttempt(
             claimed,
             self.tasks[claimed.task],
             worker_id=self.identity.worker_id,
             stopping=self.stopping,
             report=self.progress.report,
         )
+        attempt.resources = self.resources.values
+        return attempt
 
     def is_kept(self, claimed: Claimed) -> bool:
         """Whether a job stays in the tables if it succeeds."""

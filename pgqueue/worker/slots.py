@@ -32,6 +32,11 @@ class Slots:
         """The slots, without those that were replaced."""
         return self._slots
 
+    @property
+    def abandoned(self) -> Sequence[Slot]:
+        """Those that were replaced, whose handlers have not returned."""
+        return [slot for slot in self._stuck if slot.is_alive()]
+
     def start(self) -> None:
         for slot in self._slots:
             slot.start()

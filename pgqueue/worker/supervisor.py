@@ -24,6 +24,7 @@ from pgqueue.job_queue import PgQueue
 from pgqueue.options import OptionsOfWorker
 from pgqueue.outcomes import Released, Stopped
 from pgqueue.worker import timeouts
+from pgqueue.worker.activity import activity
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.duties.admit import Admitter
 from pgqueue.worker.duties.coordinator import CoordinatorListener
@@ -190,6 +191,28 @@ class Supervisor:
             hanging=() if self._timers is None else tuple(self._timers.hanging()),
         )
 
+    def activity(self) -> str:
+        """What each slot and each thread is doing, in lines of text."""
+        health, identity = self.health(), self._runtime.identity
+        words = [
+            f"worker {os.getpid()} ({identity.worker_id})",
+            f"{health.busy} of {health.slots} slots are busy",
+            f"{len(self._runtime.ledger.in_flight)} jobs are claimed and not settled",
+            f"last heartbeat {health.heartbeat_age:.1f} s ago",
+            f"last claim {health.claim_age:.1f} s ago",
+        ]
+        words += ["quiet"] if identity.is_quiet else []
+        words += ["stopping"] if self._stopping.is_set() else []
+        return activity("; ".join(words), self._slots.threads, self._slots.abandoned)
+
+    def log_activity(self) -> None:
+        """Log what each slot and thread is doing; child processes write their stacks to stderr."""
+        logger.warning("%s", self.activity())
+        for run in self._slots.attempts():
+            child = run.child  # its slot may take it away meanwhile
+            if child is not None:
+                child.show_stack()
+
     def interrupt(self) -> bool:
         """Settle running attempts as ``interrupted`` and close.
 
@@ -204,7 +227,7 @@ class Supervisor:
     def _prepare(self, is_over: Callable[[], bool]) -> None:
         """Wait for the database, refuse a schema version that this code does not support, and read
         what the run needs to know: limits in use, the isolation level of handlers, and where Citus
-        has its coordinator."""
+        has its coordinator.  Open the resources of handlers."""
         reconnecting = ReconnectingConnection(
             self._engine, OWN, self._runtime.outage, name="start", stopping=self._stopping
         )
@@ -225,6 +248,7 @@ class Supervisor:
                 self._asked()
         finally:
             reconnecting.close()
+        self._runtime.resources.open(is_over)
         self._asked()
         if coordinator is not None:
             engine = create_engine(coordinator)
@@ -335,6 +359,7 @@ class Supervisor:
                 loop.stop(seconds=left())
             if self._runtime.events is not None:
                 self._runtime.events.finish(seconds=left())
+            self._runtime.resources.close(seconds=left())
             self._runtime.loop.stop()
             self._runtime.children.close()
             self._claimer.close()

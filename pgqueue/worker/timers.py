@@ -18,7 +18,7 @@ class Timers(DutyList):
     def __init__(self, runtime: WorkerRuntime, queue: PgQueue) -> None:
         self.task_names = runtime.task_names
         """The tasks whose schedules this worker can fire."""
-        around = queue.around_ticks()
+        around = queue.around_calls()
         self._ticks = Ticks(runtime.tasks, runtime.task_names, queue.schedules, around)
         self._fire_ticks = FireTicks(self._ticks)
         super().__init__(

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from _thread import start_new_thread
 from asyncio import AbstractEventLoop
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,6 +48,12 @@ def stop_signals() -> list[signal.Signals]:
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signals.append(signal.SIGHUP)
     return signals
+
+
+def report_signals() -> list[signal.Signals]:
+    """SIGUSR1, by which a worker logs what it is doing, unless the application handles it."""
+    number = getattr(signal, "SIGUSR1", None)
+    return [] if number is None or signal.getsignal(number) is not signal.SIG_DFL else [number]
 
 
 class Worker:
@@ -107,7 +114,8 @@ class Worker:
         still run then keep their leases until they end, :meth:`interrupt` is called, or the process
         ends.
 
-        Handles signals only in the main thread.  Waits for a database that cannot be reached.
+        Handles signals only in the main thread: the stop, and SIGUSR1, which logs
+        :meth:`activity`.  Waits for a database that cannot be reached.
 
         Raises:
             SchemaError: The tables are missing or of another version.
@@ -240,6 +248,19 @@ class Worker:
         """
         return None if self._supervisor is None else self._supervisor.health()
 
+    def activity(self) -> str:
+        """Return what each slot and each thread of the process is doing: the job with its task and
+        time, and the innermost calls.  May be called from any thread.
+
+        Returns:
+            Lines of text, for people; empty before the worker runs.
+        """
+        return "" if self._supervisor is None else self._supervisor.activity()
+
+    def _log_activity(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.log_activity()
+
     def _end_grace(self) -> None:
         self._signals = 2
 
@@ -315,7 +336,12 @@ class Worker:
         def count(_number: int, _frame: Any) -> None:
             self._signals += 1  # and no more: the signal may interrupt code that holds a lock
 
+        def report(_number: int, _frame: Any) -> None:
+            # In a thread, for the same reason; one of `threading` would need a lock.
+            start_new_thread(self._log_activity, ())
+
         before = {number: signal.signal(number, count) for number in stop_signals()}
+        before |= {number: signal.signal(number, report) for number in report_signals()}
         try:
             yield
         finally:

@@ -58,6 +58,7 @@ class TestWhatIsWritten:
             ),
             ("pause mail", "pause_queue", {"queue": "mail"}),
             ("resume mail", "resume_queue", {"queue": "mail"}),
+            ("pause *", "pause_queue", {"queue": "*"}),
             ("pause --task send", "pause_task", {"task": "send"}),
             ("pause --limit bank --key 7", "pause_key", {"key": "bank [7]"}),
             ("set-limit bank 5", "set_limit", {"limit": "bank"}),
@@ -66,6 +67,7 @@ class TestWhatIsWritten:
             ("schedules trigger night", "trigger_schedule", {"schedule": "night"}),
             ("schedules remove night", "remove_schedule", {"schedule": "night"}),
             (f"quiet {WORKER}", "quiet", {"worker": str(WORKER)}),
+            (f"unquiet {WORKER}", "unquiet", {"worker": str(WORKER)}),
             ("signal paid 7 [1]", "signal", {"signal": "paid 7"}),
         ],
     )

@@ -65,6 +65,30 @@ def test_what_is_paused_is_shown_and_not_run(queue: PgQueue) -> None:
     assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
 
 
+def test_all_queues_are_paused_and_resumed_by_one_command(queue: PgQueue) -> None:
+    for task in ("post", "book"):
+        queue.tasks[task].delay()
+    queue.tasks["pay"].delay(7)
+    assert command(queue, "pause", "mail").returncode == 0
+    paused = command(queue, "pause", "*")
+
+    assert (paused.stdout, paused.stderr) == ("*: paused\n", "")
+    assert Worker(queue).run_until_empty(timeout=60) == {}
+    assert Worker(queue, ["*"]).run_until_empty(timeout=60) == {}
+    with queue.session() as session, queue.claim(session) as claimed:
+        assert claimed is None
+    assert "All queues are paused." in command(queue, "status").stdout
+    assert json.loads(command(queue, "status", "--json").stdout)["are_all_queues_paused"] is True
+    words = "All queues are paused: run `pgqueue resume '*'` too."
+    assert command(queue, "resume", "male").stderr.splitlines()[-1] == words
+
+    assert command(queue, "resume", "*").stderr == ""
+    assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 2}
+    assert command(queue, "resume", "mail").stderr == ""
+    assert Worker(queue).run_until_empty(timeout=60) == {"succeeded": 1}
+    assert json.loads(command(queue, "status", "--json").stdout)["are_all_queues_paused"] is False
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -86,6 +110,7 @@ def test_a_limit_is_set(queue: PgQueue, words: str, said: str) -> None:
 
 def test_what_cannot_be_is_refused(queue: PgQueue) -> None:
     for words, error in (
+        ("pause ma*", "queue is 'ma*'; "),
         ("pause", "name a queue, a task with --task, or a key with --limit, --key"),
         ("pause --limit bank", "give --limit and --key together"),
         ("pause --key 7", "give --limit and --key together"),

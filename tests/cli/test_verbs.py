@@ -382,12 +382,23 @@ def test_workers_are_made_quiet_by_id(engine: Engine) -> None:
     assert told.stderr == f"{unknown}: no live worker has this id\n"
     workers = json.loads(document.stdout)["workers"]
     assert workers == [
-        {"id": str(unknown), "is_quiet": False},
-        {"id": str(second), "is_quiet": True},
+        {"id": str(unknown), "is_live": False, "is_quiet": False},
+        {"id": str(second), "is_live": True, "is_quiet": True},
     ]
     assert command(queue, "quiet", str(second)).returncode == 0
     with Session(engine) as session:
         assert session.scalars(select(WorkerProcess.queues)).all() == [[], []]
+
+    told = command(queue, "unquiet", str(second), str(unknown))
+    document = command(queue, "unquiet", "--json", str(second))
+
+    assert (told.returncode, document.returncode) == (1, 0)
+    assert told.stdout == f"{second}: quiet no more\n"
+    workers = json.loads(document.stdout)["workers"]
+    assert workers == [{"id": str(second), "is_live": True, "is_quiet": False}]
+    with Session(engine) as session:
+        assert session.get_one(WorkerProcess, first).queues == []
+        assert session.get_one(WorkerProcess, second).queues == ["mail"]
 
 
 def test_an_interrupted_action_is_continued(queue: PgQueue) -> None:

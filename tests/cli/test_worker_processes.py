@@ -89,6 +89,24 @@ def test_a_worker_that_a_handler_ends_with_code_2_is_replaced(
     assert "another one is started in 1 s" in line
 
 
+def test_sigusr1_reaches_each_worker_and_stops_none(
+    parent: subprocess.Popen[str], engine: Engine
+) -> None:
+    workers = pids(engine)
+
+    parent.send_signal(signal.SIGUSR1)
+
+    assert parent.stderr is not None
+    said = (line.partition("worker ")[2].partition(" (")[0] for line in parent.stderr)
+    seen = set[str]()
+    while seen != {str(pid) for pid in workers}:
+        seen |= {next(said)} & {str(pid) for pid in workers}
+    assert pids(engine) == workers
+    killed = workers.pop()
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: len(pids(engine) - {killed}) == 2)  # still replaced
+
+
 @needs_proc
 def test_a_signal_is_forwarded_once_and_running_jobs_end(
     parent: subprocess.Popen[str], shop: Path, engine: Engine, tmp_path: Path

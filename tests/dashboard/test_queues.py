@@ -64,6 +64,21 @@ def test_a_queue_is_paused_and_resumed_and_both_are_logged(queue: PgQueue, engin
     ]
 
 
+def test_all_queues_are_paused_and_resumed(queue: PgQueue) -> None:
+    visitor = Visitor(queue)
+
+    visitor.post("/queues/pause", {"queue": "*"})
+    words = visitor.text("/queues")
+
+    assert "All queues are paused since" in words
+    assert "Resume all queues" in words
+    assert "queue * is paused since" in visitor.text("/")
+    assert "Resume all" not in Visitor(queue, queues={"mail"}).text("/queues")
+    assert Visitor(queue, queues={"mail"}).post("/queues/resume", {"queue": "*"}).status_code == 404
+    visitor.post("/queues/resume", {"queue": "*"})
+    assert "Pause all queues" in visitor.text("/queues")
+
+
 def test_a_user_of_some_tags_sees_no_numbers_of_whole_queues(
     queue: PgQueue, engine: Engine
 ) -> None:

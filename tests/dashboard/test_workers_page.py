@@ -78,7 +78,7 @@ def test_the_heartbeat_is_told_in_words(
     assert f"{word} heartbeat" in Visitor(queue).text("/workers")
 
 
-def test_a_worker_is_made_quiet_once(queue: PgQueue, engine: Engine) -> None:
+def test_a_worker_is_made_quiet_and_resumed(queue: PgQueue, engine: Engine) -> None:
     worker_id = start_worker(engine, "mail")
     visitor = Visitor(queue)
 
@@ -90,12 +90,20 @@ def test_a_worker_is_made_quiet_once(queue: PgQueue, engine: Engine) -> None:
     [action] = stored(engine, OperatorAction)
     assert (action.action, action.target) == ("quiet", {"worker": str(worker_id)})
 
+    done = visitor.post("/workers/unquiet", {"worker": str(worker_id), "back": "/workers"})
+    words = visitor.text(done.location)
+
+    assert "the worker claims jobs again" in words
+    assert "alive heartbeat" in words
+    assert [one.action for one in stored(engine, OperatorAction)] == ["quiet", "unquiet"]
+
 
 @pytest.mark.parametrize(("worker", "status"), [("no-id", 400), (str(uuid.UUID(int=7)), 404)])
 def test_a_worker_that_is_gone_is_said_to_be(
     queue: PgQueue, engine: Engine, worker: str, status: int
 ) -> None:
     assert Visitor(queue).post("/workers/quiet", {"worker": worker}).status_code == status
+    assert Visitor(queue).post("/workers/unquiet", {"worker": worker}).status_code == status
     assert stored(engine, OperatorAction) == []
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -125,6 +126,7 @@ def _names(queue: PgQueue, session: Session) -> dict[str, Any]:
     def deliver(ctx: JobContext, order_id: int) -> str:
         return str(ctx.step("charge", str, order_id))
 
+    queue.resource(nullcontext)
     Base.metadata.create_all(session.connection())
     order = Order(id=7)
     with queue.workflow(session) as flow:
@@ -159,6 +161,9 @@ def _names(queue: PgQueue, session: Session) -> dict[str, Any]:
         "attempts": Counter[Any](),
         "bank": SimpleNamespace(charge=lambda *_, **__: "receipt"),
         "book": pay,
+        "BankClient": lambda *_: nullcontext(),
+        "FakeBank": object,
+        "open_bank": nullcontext,
         "run_jobs": partial(run_jobs, queue=queue),
         "record_steps": record_steps,
         "assert_enqueued": assert_enqueued,

@@ -128,6 +128,22 @@ def test_schedules_are_fired_in_an_application_context(app: Flask, queue: PgQueu
     assert seen[0] == app.name
 
 
+def test_resources_are_opened_and_closed_in_an_application_context(
+    app: Flask, queue: PgQueue
+) -> None:
+    @queue.resource
+    def name() -> Iterator[None]:
+        seen.append(current_app.name)
+        yield
+        seen.append(current_app.name)
+
+    seen: list[str] = []
+    with app.app_context():
+        Worker(queue).run_until_empty()
+
+    assert seen == [app.name] * 2
+
+
 def test_two_apps_share_the_tasks_and_nothing_else(
     queue: PgQueue, database_url: str, empty_database_url: str
 ) -> None:

@@ -12,6 +12,8 @@ from pgqueue.repository.claim import Claimed
 
 
 class RecordingChild:
+    pid = 7
+
     def __init__(self) -> None:
         self.kills: list[AttemptEnd] = []
 
@@ -19,6 +21,8 @@ class RecordingChild:
 
     def kill(self, end: AttemptEnd) -> None:
         self.kills.append(end)
+
+    def show_stack(self) -> None: ...
 
 
 @pytest.mark.parametrize("has_left", [False, True])

@@ -99,6 +99,7 @@ def test_the_other_actions_are_logged_with_their_targets(queue: PgQueue) -> None
     job_id = ada.trigger_schedule("night")
     ada.remove_schedule("night")
     assert not ada.quiet(uuid4())
+    assert not ada.unquiet(uuid4())
     assert not ada.mute_error(7, "send", hours=1)
     job = ada.enqueue(queue.tasks["send"], {"to": "eve"})
 

@@ -185,6 +185,13 @@ def snoozed(engine: Engine, worker: LogicalWorker) -> int:
     return run(engine, worker, Snoozed(HOUR))
 
 
+@case(rf"all queues are paused since {TIME}", r"resume '\*'")
+def all_queues_are_paused(engine: Engine, worker: LogicalWorker) -> int:
+    with Session(engine) as session, session.begin():
+        queue.pause(session, "*")
+    return enqueue(engine)
+
+
 @case(rf"its queue default is paused since {TIME}", "resume default")
 def queue_is_paused(engine: Engine, worker: LogicalWorker) -> int:
     with Session(engine) as session, session.begin():

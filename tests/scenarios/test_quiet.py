@@ -1,4 +1,5 @@
-"""A quiet worker: it claims nothing more, ends what it runs, and lives until it is stopped."""
+"""A quiet worker: it claims nothing more, ends what it runs, and lives until it is stopped or
+resumed."""
 
 import time
 from pathlib import Path
@@ -40,6 +41,25 @@ def test_it_ends_its_jobs_and_leaves_the_others_to_others(
         assert rig.check() == []
 
 
+def test_it_claims_again_when_this_is_undone(database_url: str, tmp_path: Path) -> None:
+    with Rig(database_url, tmp_path) as rig:
+        worker = rig.start(poll_interval=0.2)
+        _make_quiet(rig, worker)
+        rig.run("UPDATE pgqueue.workers SET dead_at = now()")  # it keeps its queues beyond this
+        rig.until(lambda: rig.is_registered(worker), what="it is back under a new id")
+        alive = "SELECT id FROM pgqueue.workers WHERE dead_at IS NULL"
+        with rig.session() as session:
+            left = worker_tasks.quick.enqueue(session).id
+            session.commit()
+        with rig.session() as session, session.begin():
+            assert rig.queue.unquiet(session, UUID(str(rig.scalar(alive)))) is True
+
+        rig.until_ended(left)
+
+        assert rig.outcome(left) == "succeeded"
+        assert worker.terminate() == 0
+
+
 def test_a_worker_that_was_declared_dead_stays_quiet(database_url: str, tmp_path: Path) -> None:
     with Rig(database_url, tmp_path) as rig:
         worker = rig.start(poll_interval=0.2)
@@ -56,9 +76,10 @@ def test_a_worker_that_does_not_live_cannot_be_made_quiet(
     database_url: str, tmp_path: Path
 ) -> None:
     with Rig(database_url, tmp_path) as rig, rig.session() as session:
-        assert rig.queue.quiet(session, uuid4()) is False
-        with pytest.raises(ArgumentsError, match="a UUID, not str"):
-            rig.queue.quiet(session, "7")  # type: ignore[arg-type]
+        for change in (rig.queue.quiet, rig.queue.unquiet):
+            assert change(session, uuid4()) is False
+            with pytest.raises(ArgumentsError, match="a UUID, not str"):
+                change(session, "7")  # type: ignore[arg-type]
 
 
 def _make_quiet(rig: Rig, worker: WorkerProgram) -> None:

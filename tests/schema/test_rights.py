@@ -272,6 +272,7 @@ def operates_on_jobs_limits_and_workers(session: Session, place: Place) -> None:
     for limit in ("rate", "alone"):  # no worker has declared the second
         queue.set_limit(session, limit, 30)
     queue.quiet(session, uuid.uuid4())
+    queue.unquiet(session, uuid.uuid4())
     ErrorGroups(session).mute(1, "a", HOUR)
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, assert_type, reveal_type
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
@@ -192,6 +192,29 @@ async def surround_async(ctx: JobContext) -> AsyncIterator[None]:
 @queue.middleware
 def surround_in_a_span(ctx: JobContext) -> AbstractContextManager[None]:
     return nullcontext()
+
+
+@queue.resource
+def open_client() -> Iterator[UUID]:
+    yield uuid4()
+
+
+@queue.resource
+async def open_async_client() -> AsyncIterator[UUID]:
+    yield uuid4()
+
+
+@queue.resource
+def open_manager() -> AbstractContextManager[UUID]:
+    return nullcontext(uuid4())
+
+
+def what_a_worker_has_opened(ctx: JobContext) -> None:
+    assert_type(ctx.resource(open_client), UUID)
+    assert_type(ctx.resource(open_async_client), UUID)
+    assert_type(ctx.resource(open_manager), UUID)
+    with queue.provide(open_client, uuid4()):
+        pass
 
 
 @queue.on_enqueue

@@ -116,6 +116,33 @@ def test_a_cancel_at_the_end_of_the_block_ends_the_grace_period(engine: Engine) 
     assert (ended.outcome, ended.attempts, ended.interruptions) == (None, 0, 1)
 
 
+def test_workers_of_one_process_have_slots_of_their_own(engine: Engine) -> None:
+    """Jobs that fill the slots of one queue do not delay those of another."""
+    queue, may_end, began = PgQueue(engine), Event(), list[int]()
+
+    @queue.task(name="build", queue="reports")
+    def build(number: int) -> None:
+        began.append(number)
+        may_end.wait(PATIENCE)
+
+    @queue.task(name="send", queue="mail")
+    def send() -> None: ...
+
+    reports = [build.delay(number).id for number in range(5)]
+    mails = [send.delay().id for _ in range(5)]
+
+    async def main() -> None:
+        slow = Worker(queue, ["reports"], concurrency=2)
+        async with Worker(queue, ["mail"], concurrency=1), slow:
+            await until(lambda: len(began) == 2)
+            await until(lambda: all(job_of(queue, job).outcome for job in mails))
+            assert len(began) == 2
+            may_end.set()
+            await until(lambda: all(job_of(queue, job).outcome for job in reports))
+
+    run(main)
+
+
 def test_an_error_in_the_block_leaves_it_after_the_worker_has_ended(engine: Engine) -> None:
     queue = PgQueue(engine)
 

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from pgqueue.dashboard.pages.queues import read_queues
 from pgqueue.dashboard.pages.tasks import HOUR, SPANS
 from pgqueue.dashboard.routing import Page, Request, Route
+from pgqueue.models import ALL_QUEUES
 from pgqueue.operations import Selection
 from pgqueue.operations.actions import ACTIONS
 from pgqueue.views import QueueView, QueueViews
@@ -57,6 +58,8 @@ def needs(request: Request, rows: QueueViews | None, session: Session) -> list[P
     found = list(_failures(request, session))
     if rows is None:
         return found
+    if (at := rows.all_paused_at) is not None:
+        found.append(_paused("queue", ALL_QUEUES, at, "; this stands for all queues"))
     found += _paused_queues(rows.queues)
     if request.access.is_limited:
         return found

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from pgqueue.dashboard.routing import Done, Page, Refused, Request, Route
+from pgqueue.models import ALL_QUEUES
 from pgqueue.views import QueueViews
 
 MOST_QUEUES = 500
@@ -46,13 +47,14 @@ def queues(request: Request) -> Page:
 def pause_queue(request: Request) -> Done:
     name = _queue(request)
     request.operator.pause_queue(name)
-    return Done(f"paused queue {name}: workers skip it within two seconds", to=request.back())
+    words = f"paused {_in_words(name)}: workers notice it within two seconds"
+    return Done(words, to=request.back())
 
 
 def resume_queue(request: Request) -> Done:
     name = _queue(request)
     request.operator.resume_queue(name)
-    return Done(f"resumed queue {name}", to=request.back())
+    return Done(f"resumed {_in_words(name)}", to=request.back())
 
 
 def _queue(request: Request) -> str:
@@ -61,6 +63,10 @@ def _queue(request: Request) -> str:
     if request.access.tags is not None:
         raise Refused("a queue also has jobs that you may not see; nothing was changed", 403)
     return name
+
+
+def _in_words(name: str) -> str:
+    return "all queues" if name == ALL_QUEUES else f"queue {name}"
 
 
 def set_limit(request: Request) -> Done:

@@ -1,4 +1,4 @@
-"""The workers: what each slot runs, its last heartbeat, and how to make it quiet."""
+"""The workers: what each slot runs, its last heartbeat, and how to make it quiet and undo it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,17 +90,31 @@ def workers(request: Request) -> Page:
 
 def quiet_worker(request: Request) -> Done:
     """Let a worker claim no more jobs; it ends those that it has claimed."""
+    _refuse_ended(request.operator.quiet(_worker(request)))
+    return Done("the worker claims no more jobs", to=request.back())
+
+
+def unquiet_worker(request: Request) -> Done:
+    """Let a quiet worker claim jobs again."""
+    _refuse_ended(request.operator.unquiet(_worker(request)))
+    return Done("the worker claims jobs again", to=request.back())
+
+
+def _worker(request: Request) -> UUID:
     request.check_sees_all("a worker serves all users")
     try:
-        worker_id = UUID(request.posted("worker"))
+        return UUID(request.posted("worker"))
     except ValueError:
         raise Refused("worker is no id of a worker") from None
-    if not request.operator.quiet(worker_id):
+
+
+def _refuse_ended(is_live: bool) -> None:
+    if not is_live:
         raise Refused("this worker has ended; nothing was changed", 404)
-    return Done("the worker claims no more jobs", to=request.back())
 
 
 ROUTES = [
     Route("/workers", workers),
     Route("/workers/quiet", quiet_worker, method="POST", right="workers"),
+    Route("/workers/unquiet", unquiet_worker, method="POST", right="workers"),
 ]

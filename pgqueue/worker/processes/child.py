@@ -43,7 +43,12 @@ StepsOf = Callable[[RunningAttempt], Steps]
 
 
 def run_jobs(
-    tasks: Tasks, around: Around, steps_of: StepsOf, jobs: socket.socket, notices: socket.socket
+    tasks: Tasks,
+    around: Around,
+    resources: Mapping[Any, Any],
+    steps_of: StepsOf,
+    jobs: socket.socket,
+    notices: socket.socket,
 ) -> None:
     """The child process, until its worker has ended."""
     attempts_logger.disabled = True  # the worker logs the outcomes
@@ -59,6 +64,7 @@ def run_jobs(
         notes.read()  # those for earlier jobs, which their handlers have not read
         attempt = _Attempt(job, task, notes, reports)
         attempt.steps = steps_of(attempt)
+        attempt.resources = resources
         try:
             with _limited_memory(task):
                 context = attempt.context()

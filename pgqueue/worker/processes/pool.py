@@ -5,10 +5,12 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.connection import wait
 from threading import Lock
+from typing import Any
 
 from pgqueue import redaction
 from pgqueue.context import Around, Progress
@@ -67,10 +69,16 @@ class ProcessPool:
 
     name = "the server of the child processes"
 
-    def __init__(self, tasks: Tasks, around: Around, *, max_jobs: int) -> None:
-        """``max_jobs``: after how many jobs a child is replaced, for handlers that leak memory."""
+    def __init__(
+        self, tasks: Tasks, around: Around, resources: Mapping[Any, Any], *, max_jobs: int
+    ) -> None:
+        """
+        Args:
+            resources: What a child has for handlers.
+            max_jobs: After how many jobs a child is replaced, for handlers that leak memory.
+        """
         self._is_needed = any(task.in_process for task in tasks.values())
-        self._run_jobs = partial(run_jobs, tasks, around)
+        self._run_jobs = partial(run_jobs, tasks, around, resources)
         self._max_jobs = max_jobs
         self._lock = Lock()
         self._idle: list[ChildProcess] = []
@@ -229,6 +237,11 @@ class ChildProcess:
         return self._pid is not None
 
     @property
+    def pid(self) -> int | None:
+        """Its process; None before it was started."""
+        return self._pid
+
+    @property
     def is_fresh(self) -> bool:
         """Whether it has run no other job than its last one."""
         return self._jobs_begun <= 1
@@ -316,6 +329,12 @@ class ChildProcess:
             self.killed_for = self.killed_for or end
             if self._pid is not None and not self.has_ended:
                 kill_group(self._pid)
+
+    def show_stack(self) -> None:
+        """Let the child write to stderr what its threads are doing."""
+        with self._lock:
+            if self._pid is not None and not self.has_ended:
+                os.kill(self._pid, signal.SIGUSR1)
 
     def close(self) -> None:
         self.kill()

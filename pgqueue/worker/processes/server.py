@@ -1,6 +1,7 @@
 """The server process: forks the children, and tells the worker how they end."""
 
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -28,8 +29,10 @@ notices, and the one by which the server tells the child's life."""
 NUMBER = struct.Struct("!q")
 """What the server tells: first the child's pid, or the negative number of the error of the fork;
 at the end the child's exit status."""
-OF_WORKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OF_WORKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that the worker handles, also if they are sent to the whole process group."""
+
+STDERR = 2
 
 RunJobs = Callable[[socket.socket, socket.socket], None]
 
@@ -156,6 +159,7 @@ class ForkServer:
         for other in (self._control, life, *self._children.values()):
             other.close()
         gc.enable()
+        faulthandler.register(signal.SIGUSR1, file=STDERR)
         self._run_jobs(jobs, notices)
 
     def _reap(self) -> None:
