@@ -315,7 +315,10 @@ class Options:
         (), anything, "a `Limit` of how many jobs run at once or start in a period, or several"
     )
     fair_by: str | Sequence[str] = option(
-        (), anything, "the name of a parameter whose values take turns, or several"
+        (),
+        anything,
+        "the name of a parameter whose values take turns, or of a key of meta as `meta.tenant`, or "
+        "several",
     )
 
     @classmethod

@@ -756,7 +756,10 @@ ENQUEUE = f"""
 
         -- A job of an undeclared task waits until a worker that has the task gives it its keys.
         own_limits := CASE WHEN known IS NULL THEN concat('pgqueue.undeclared ', task) END;
-        own := coalesce(known -> 'defaults', '{{}}') || args;
+        meta := coalesce(enqueue.meta, '{{}}') || coalesce(nullif(known -> 'meta', 'null'), '{{}}');
+        own := coalesce(known -> 'defaults', '{{}}') || args || (
+            SELECT coalesce(jsonb_object_agg('meta.' || name, value), '{{}}')
+            FROM jsonb_each(meta) AS each (name, value));
         SELECT coalesce(string_agg(each.key, chr(10) ORDER BY each.key COLLATE "C"), own_limits)
         INTO own_limits
         FROM (
@@ -830,9 +833,7 @@ ENQUEUE = f"""
                     coalesce(enqueue.priority, (known -> 'priority')::integer, 5),
                     coalesce(enqueue.max_attempts, (known -> 'max_attempts')::integer, 10),
                     greatest(starts, clock_timestamp()),
-                    coalesce(enqueue.meta, '{{}}')
-                        || coalesce(nullif(known -> 'meta', 'null'), '{{}}')
-                        || '{{"pgqueue.by_name": true}}',
+                    enqueue.meta || '{{"pgqueue.by_name": true}}',
                     enqueue.tags, own_limits, held, held
                 )
                 ON CONFLICT DO NOTHING

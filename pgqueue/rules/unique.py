@@ -36,13 +36,14 @@ class Unique:
     """Defines which jobs of a task are duplicates, and what an enqueue does about a duplicate.
 
     At most one job of a queue holds a unique key at a time; with ``across="queues"``, one job of
-    all queues.  The key is made from the task's name and the arguments in ``by``; ``key`` replaces
-    it.
+    all queues.  The key is made from the task's name and the values that ``by`` names; ``key``
+    replaces it.
 
     Args:
-        by: The parameters whose values make the key, defaults included: a name, or several.  None:
-            all parameters.  ``()``: no parameters, so that the task has one job at a time.  Values
-            are compared as they are stored; the key contains only a digest of them.
+        by: The parameters whose values make the key, defaults included: a name, or several.  A key
+            of the job's meta is named as ``"meta.tenant"``.  None: all parameters.  ``()``: none,
+            so that the task has one job at a time.  Values are compared as they are stored; the key
+            contains only a digest of them.
         key: Instead of ``by``: the key, or a function of some parameters that returns the key.  The
             key is stored and shown unmasked, and tasks of one queue that use the same key share it.
             If the function returns None, the job is not unique.
