@@ -446,7 +446,7 @@ class Options:
         if isinstance(own, str):
             storable_key(own, self.task)
         unique = self.uniqueness
-        holds_in_queue = unique is not None and (unique.until, unique.across) == ("finished", None)
+        holds_in_queue = unique is not None and unique.until != "started" and unique.across is None
         if holds_in_queue and self.retry.queue not in (None, self.queue):
             raise OptionError(
                 f"{where}its retries move to queue {self.retry.queue!r}, where its unique key does "

@@ -819,8 +819,8 @@ ENQUEUE = f"""
                 floor(extract(epoch FROM starts)::double precision
                     / (uniqueness -> 'period')::double precision)
                 * (uniqueness -> 'period')::double precision)::bigint, ':', held);
-        ELSIF (uniqueness -> 'is_across')::boolean THEN
-            held := concat('pgqueue.across:', held);
+        ELSIF uniqueness IS NOT NULL THEN
+            held := concat(uniqueness ->> 'prefix', held);
         END IF;
 
         FOR attempt IN 1..20 LOOP
@@ -1002,7 +1002,8 @@ INVARIANT_VIOLATIONS_IN_FLIGHT = f"""
     ) AS admitted ON admitted.target_id = waiting.target_id
     """  # noqa: S608  # the schema name is checked where it is read
 
-# A succeeded job keeps the unique key of a period until the period is over.
+# A succeeded job keeps the unique key of a period until the period is over, and a failed one that
+# of Unique(until="succeeded").
 INVARIANT_VIOLATIONS = f"""
     CREATE VIEW "{SCHEMA}".invariant_violations AS
     SELECT rule, job_id, detail FROM "{SCHEMA}".invariant_violations_in_flight
@@ -1052,6 +1053,8 @@ INVARIANT_VIOLATIONS = f"""
     FROM "{SCHEMA}".jobs
     WHERE outcome IS NOT NULL AND held_unique_key IS NOT NULL
       AND NOT (outcome = 'succeeded' AND starts_with(held_unique_key, 'pgqueue.period:'))
+      AND NOT (
+          outcome = 'failed' AND starts_with(held_unique_key, 'pgqueue.until_succeeded:'))
 
     UNION ALL
     SELECT 'a succeeded job was attempted', id, concat('outcome ', outcome)

@@ -166,7 +166,7 @@ class UniqueKeys:
                     f"{type(error).__name__}; let it return a str, or None for a job that is not "
                     "unique"
                 ) from error
-        return storable_key(key, self._task_name, unique.across)
+        return storable_key(key, self._task_name, unique.prefix)
 
     def declared(self) -> dict[str, Any] | None:
         """What those have to know who make the key without the code; None if there is none."""
@@ -180,7 +180,7 @@ class UniqueKeys:
             "key": self._prefix if is_of_arguments else key,
             "by": list(self._names) if is_of_arguments else [],
             "period": unique.period and unique.period.total_seconds(),
-            "is_across": unique.across is not None,
+            "prefix": unique.prefix,
             "on_conflict": unique.on_conflict,
         }
 

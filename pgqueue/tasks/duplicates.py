@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pgqueue.errors import DuplicateJob
 from pgqueue.options import Options
 from pgqueue.repository.claim import Claimed
-from pgqueue.rules.unique import CHANGES_HOLDER, is_across_queues
+from pgqueue.rules.unique import CHANGES_HOLDER, is_across_queues, when_free
 
 running_job: ContextVar[Claimed | None] = ContextVar("pgqueue_running_job", default=None)
 """The job whose handler runs, or ran last, in this thread or asyncio task.
@@ -47,7 +47,7 @@ def check_holder(enqueued: Enqueued, holder_id: int, unique_key: str | None) -> 
     words = _refusal(enqueued, holder_is_caller=is_caller)
     if words:
         of_queue = "" if across else f" of queue {enqueued.queue!r}"
-        reason = words.format(of_queue=of_queue, key=unique_key)
+        reason = words.format(of_queue=of_queue, key=unique_key, free=when_free(unique_key))
         duplicate = DuplicateJob(f"task {enqueued.task}: job {holder_id}{reason}")
         duplicate.holder = holder_id
         raise duplicate
@@ -68,14 +68,14 @@ def _refusal(enqueued: Enqueued, *, holder_is_caller: bool) -> str:
         )
     if enqueued.conflict == "raise":
         return (
-            "{of_queue} holds the unique key {key!r}, so no job was enqueued; wait for "
-            "that job to end, or use on_duplicate='return' to get it"
+            "{of_queue} holds the unique key {key!r}, so no job was enqueued; wait until "
+            "{free}, or use on_duplicate='return' to get it"
         )
     if enqueued.conflict in CHANGES_HOLDER:
         return (
             "{of_queue} holds the unique key {key!r} and has started, waits for other jobs, or is "
-            "of another task, so it was not changed and no job was enqueued; enqueue again when it "
-            "has ended, or use until='started'"
+            "of another task, so it was not changed and no job was enqueued; enqueue again when "
+            "{free}, or use until='started'"
         )
     return ""
 
