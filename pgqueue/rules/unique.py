@@ -16,7 +16,7 @@ LONGEST_SPAN = timedelta(days=36_525)
 Until = Literal["started", "finished", "succeeded"]
 """When a job releases its unique key."""
 
-OnConflict = Literal["return", "raise", "replace", "postpone"]
+OnConflict = Literal["return", "raise", "replace", "postpone", "cancel"]
 """What an enqueue does if another job holds the unique key."""
 
 Across = Literal["queues"]
@@ -38,7 +38,8 @@ PREFIXES = (
 )
 """How the stored keys of some options begin, by which statements know how a key is held."""
 
-CHANGES_HOLDER = ("replace", "postpone")
+MOVES_HOLDER = ("replace", "postpone")
+CHANGES_HOLDER = (*MOVES_HOLDER, "cancel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +69,15 @@ class Unique:
             pruned.  With ``"started"``, a failed attempt does not take the key again.
         on_conflict: What an enqueue does if another job holds the key.  ``"return"`` returns the
             other job; ``"raise"`` raises DuplicateJob.  ``"replace"`` gives the waiting job the new
-            arguments, time, priority, meta and tags; ``"postpone"`` gives it the new time only.  A
-            job that has started is not changed: with ``until="started"`` a new job is enqueued,
-            otherwise DuplicateJob is raised.
+            arguments, time, priority, meta and tags; ``"postpone"`` gives it the new time only.
+            These two do not change a job that has started: with ``until="started"`` a new job is
+            enqueued, otherwise DuplicateJob is raised.  ``"cancel"`` cancels the other job, as
+            ``queue.cancel`` does, whether it waits or runs, and enqueues a new job.
         at_most: With ``"replace"`` or ``"postpone"``: the latest time of the waiting job, counted
             from its creation.  None: no limit.
         across: ``"queues"``: one job of all queues holds the key.  The key is then stored with a
             prefix, and differs from the same key of one queue.  Not with ``period``,
-            ``until="succeeded"``, ``"replace"`` or ``"postpone"``.
+            ``until="succeeded"``, ``"replace"``, ``"postpone"`` or ``"cancel"``.
 
     Raises:
         OptionError: A value is wrong, or two do not go together.
@@ -126,6 +128,11 @@ class Unique:
     def changes_holder(self) -> bool:
         """Whether an enqueue may change the job that holds the key."""
         return self.on_conflict in CHANGES_HOLDER
+
+    @property
+    def moves_holder(self) -> bool:
+        """Whether an enqueue may give the job that holds the key another time."""
+        return self.on_conflict in MOVES_HOLDER
 
     @property
     def prefix(self) -> str:
@@ -251,7 +258,7 @@ def _check_at_most(span: Any, on_conflict: str) -> None:
             f"Unique: at_most is {span!r}; give a timedelta above zero, of at most "
             f"{LONGEST_SPAN.days} days"
         )
-    if on_conflict not in CHANGES_HOLDER:
+    if on_conflict not in MOVES_HOLDER:
         raise OptionError(
             f"Unique: at_most bounds how far a job is moved, and on_conflict={on_conflict!r} moves "
             "none; omit at_most"

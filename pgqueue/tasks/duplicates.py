@@ -15,6 +15,12 @@ A slot does not reset it after the handler: it runs no other code of the applica
 """
 
 
+def running_id() -> int | None:
+    """The id of the job whose handler runs this code."""
+    running = running_job.get()
+    return None if running is None else running.job_id
+
+
 @dataclass(frozen=True, slots=True)
 class Enqueued:
     """What an enqueue says about a taken unique key."""
@@ -71,6 +77,11 @@ def _refusal(enqueued: Enqueued, *, holder_is_caller: bool) -> str:
             "{of_queue} holds the unique key {key!r}, so no job was enqueued; wait until "
             "{free}, or use on_duplicate='return' to get it"
         )
+    if enqueued.conflict == "cancel":
+        return (
+            "{of_queue} holds the unique key {key!r} and has ended, or is of another task, so it "
+            "was not cancelled and no job was enqueued; enqueue again when {free}"
+        )
     if enqueued.conflict in CHANGES_HOLDER:
         return (
             "{of_queue} holds the unique key {key!r} and has started, waits for other jobs, or is "
@@ -97,13 +108,13 @@ def check_rows(options: Options, unique_keys: list[str | None]) -> None:
 def rows_to_place(options: Options, unique_keys: list[str | None]) -> dict[int, int]:
     """For each row of one call, the row that is enqueued for it, in the ascending order of keys.
 
-    Rows with one key become one job.  As in one call after the other, ``replace`` takes the last
-    of these rows, and any other conflict the first.
+    Rows with one key become one job.  As in one call after the other, ``replace`` and ``cancel``
+    take the last of these rows, and any other conflict the first.
     """
     order = sorted(range(len(unique_keys)), key=lambda index: unique_keys[index] or "")
     if options.conflict not in CHANGES_HOLDER:
         return {index: index for index in order}  # the statement itself skips the others
-    is_last = options.conflict == "replace"
+    is_last = options.conflict in ("replace", "cancel")
     chosen = {unique_keys[index]: index for index in (order if is_last else reversed(order))}
     return {
         index: index if unique_keys[index] is None else chosen[unique_keys[index]]

@@ -51,7 +51,13 @@ from pgqueue.rules.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.rules.unique import split_period
 from pgqueue.tasks.binding import Arguments, EncodedCall
 from pgqueue.tasks.delaying import warn_of_event_loop, warn_of_open_transaction
-from pgqueue.tasks.duplicates import Enqueued, check_holder, check_rows, rows_to_place
+from pgqueue.tasks.duplicates import (
+    Enqueued,
+    check_holder,
+    check_rows,
+    rows_to_place,
+    running_id,
+)
 from pgqueue.tasks.finishing import PlainFinishing
 from pgqueue.tasks.injection import Injection, injection_of
 
@@ -644,12 +650,17 @@ class Task(Generic[P, R]):
                 f"{options.retry.queue}, and queue {limited} has limits, in which a job counts "
                 "that was enqueued there; give the limit to the task, or omit in_queue()"
             )
-        changes_holder = options.uniqueness is not None and options.uniqueness.changes_holder
-        if changes_holder and (self._limits or options.node is not None):
+        unique = options.uniqueness
+        if unique is not None and unique.moves_holder and self._limits:
             raise OptionError(
                 f"{self._where}: on_conflict={options.conflict!r} changes a job that waits for its "
-                "time, and not one that waits for a limit or is on another node; omit the limit or "
-                "node, or give on_conflict='return' or 'raise'"
+                "time, and not one that waits for a limit; omit the limit, or give "
+                "on_conflict='return', 'raise' or 'cancel'"
+            )
+        if unique is not None and unique.changes_holder and options.node is not None:
+            raise OptionError(
+                f"{self._where}: on_conflict={options.conflict!r} changes no job on another node; "
+                "omit the node, or give on_conflict='return' or 'raise'"
             )
         if options.expires_in is not None and self._limits:
             self._own_meta[DUE] = None  # the admission notes here when the job was due
@@ -777,7 +788,7 @@ class Task(Generic[P, R]):
         if new.changes_holder:
             where = f"{self._where}: on_conflict={self._options.conflict!r}"
             refuse_autocommit(connection, where, instead="another on_conflict")
-            [placed] = KeyChanges(connection).enqueue(new, [encoded])
+            [placed] = KeyChanges(connection, running=running_id()).enqueue(new, [encoded])
             return placed
         keys = {"unique_key": encoded.unique_key, "limit_keys": encoded.limit_keys}
         return Enqueues(connection).try_to_enqueue(new, encoded.text, **keys)
@@ -913,7 +924,7 @@ def _enqueue_unique(
     order = list(dict.fromkeys(row_of.values()))
     job_ids: dict[int, int] = {}
     if new.changes_holder:
-        write = KeyChanges(connection).enqueue
+        write = KeyChanges(connection, running=running_id()).enqueue
     else:
         write = Enqueues(connection).enqueue_keyed_chunk
     for start in range(0, len(order), per_statement):
