@@ -210,7 +210,7 @@ def test_a_holder_that_is_not_cancelled_refuses_the_new_job(
         itself.delay()
 
     held, failed, run = other.delay(), fails.delay(), itself.delay()
-    assert Worker(builds.queue).run_until_empty()["failed"] == 2
+    assert Worker(builds.queue).run_until_empty(timeout=60)["failed"] == 2
 
     error = session.get_one(Job, run.id).last_error
     assert "which is running this code, holds the unique key" in str(error)
