@@ -60,9 +60,9 @@ def names_key_of_meta(name: str) -> bool:
     return True
 
 
-def values_of_keys(args: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
+def values_of_keys(args: Mapping[str, Any], meta: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the stored values of which keys are made, by their names in ``by``."""
-    return {**args, **{f"{BY_META}{name}": value for name, value in meta.items()}}
+    return {**args, **{f"{BY_META}{name}": meta[name] for name in meta}} if meta else args
 
 
 def meta_text(where: str, meta: Mapping[str, Any]) -> str | None:

@@ -592,8 +592,10 @@ class Task(Generic[P, R]):
     def check_meta(self, job: JobValues, meta: Mapping[str, Any]) -> None:
         """Raise OptionError if a new meta of a job has another value for a key of meta of which its
         unique key or the keys of its limits are made: the job may have been admitted under them."""
+        limits = (*self.own_limits, *self.owner.queue_limits.get(job.queue, ()))
+        names = LimitKeys(limits).names_in_meta | self._arguments.unique_keys.names_in_meta
         old, new = (values_of_keys({}, one) for one in (job.meta or {}, meta))
-        for name in sorted(self._names_in_meta):
+        for name in sorted(names):
             if old.get(name) != new.get(name):
                 raise OptionError(
                     f"{self._where}: job {job.id} counts in a limit or is unique by {name}, so "

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ class Shop:
         )(self._note)
         self.alone = task(name="alone", limit=Limit(1, by="meta.tenant"))(self._alone)
         self.note = task(name="note", unique=Unique(by=("n", "meta.tenant")))(self._note)
+        self.plain = task(name="plain")(self._note)
         self.fair = task(name="fair", fair_by="meta.tenant")(self._note)
 
     def _note(self, ctx: JobContext, n: int = 1) -> None:
@@ -174,7 +176,9 @@ def test_a_key_of_meta_that_makes_a_key_cannot_change(shop: Shop, session: Sessi
     limited = shop.alone.options(meta={"tenant": 7}).enqueue(session).id
     unique = shop.note.options(meta={"tenant": 7}).enqueue(session).id
 
-    for job_id in (limited, unique):
+    of_queue = shop.plain.options(meta={"tenant": 7}, queue="mail").enqueue(session).id
+
+    for job_id in (limited, unique, of_queue):
         with pytest.raises(
             OptionError, match=f"job {job_id} counts .* by meta.tenant, so this key"
         ):
@@ -182,6 +186,7 @@ def test_a_key_of_meta_that_makes_a_key_cannot_change(shop: Shop, session: Sessi
         assert shop.queue.change(session, job_id, meta={"by": "Ada"}) is Change.CHANGED
     assert shop.queue.change(session, unique, args={"n": 2}) is Change.CHANGED
     assert shop.note.options(meta={"tenant": 7, "by": 1}).enqueue(session, 2).id == unique
+    assert shop.other.change(session, unique, timeout=timedelta(1)) is Change.CHANGED
     with pytest.raises(UnknownTask):
         shop.other.change(session, unique, meta={"tenant": 8})
 
