@@ -968,8 +968,8 @@ class PgQueue(Operations):
             UnknownTask: No worker has declared the task, and no ``queue`` is given.
             ArgumentsError: The arguments are not JSON data by name.
             OptionError: An option has a wrong value; or the task makes its unique keys by a
-                function, and no ``unique_key`` is given; or it has ``on_conflict="replace"`` or
-                ``"postpone"``.
+                function, and no ``unique_key`` is given; or it has ``on_conflict="replace"``,
+                ``"postpone"`` or ``"cancel"``.
             DuplicateJob: The unique key is taken, and the task has ``on_conflict="raise"``.
 
         Example:

@@ -17,6 +17,9 @@ LONGEST_TAG = 100
 RESERVED = "pgqueue."
 """Keys of meta that begin so are written by pgqueue only."""
 
+BY_META = "meta."
+"""What begins so in ``by`` names a key of meta.  The name of a parameter has no dot."""
+
 OF_BATCH = f"{RESERVED}batch"
 """The key of a job's batch: a claim returns the meta, so its worker knows the batch."""
 OF_WORKFLOW = f"{RESERVED}workflow"
@@ -41,6 +44,25 @@ def checked_meta(where: str, meta: Any) -> dict[str, Any]:
                 f"{where}meta has the key {key!r}; keys that begin with {RESERVED} are reserved"
             )
     return copy
+
+
+def names_key_of_meta(name: str) -> bool:
+    """Whether a name in ``by`` is that of a key of meta, as ``meta.tenant``, and not of a
+    parameter.  Raises OptionError for a key that no enqueue may give."""
+    if not name.startswith(BY_META):
+        return False
+    key = name.removeprefix(BY_META)
+    if not key or key.startswith(RESERVED):
+        raise OptionError(
+            f"by has {name!r}; give a key of meta behind the dot, which does not begin with "
+            f"{RESERVED}"
+        )
+    return True
+
+
+def values_of_keys(args: Mapping[str, Any], meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the stored values of which keys are made, by their names in ``by``."""
+    return {**args, **{f"{BY_META}{name}": meta[name] for name in meta}} if meta else args
 
 
 def meta_text(where: str, meta: Mapping[str, Any]) -> str | None:

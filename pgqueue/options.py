@@ -315,7 +315,10 @@ class Options:
         (), anything, "a `Limit` of how many jobs run at once or start in a period, or several"
     )
     fair_by: str | Sequence[str] = option(
-        (), anything, "the name of a parameter whose values take turns, or several"
+        (),
+        anything,
+        "the name of a parameter whose values take turns, or of a key of meta as `meta.tenant`, or "
+        "several",
     )
 
     @classmethod
@@ -443,7 +446,7 @@ class Options:
         if isinstance(own, str):
             storable_key(own, self.task)
         unique = self.uniqueness
-        holds_in_queue = unique is not None and (unique.until, unique.across) == ("finished", None)
+        holds_in_queue = unique is not None and unique.until != "started" and unique.across is None
         if holds_in_queue and self.retry.queue not in (None, self.queue):
             raise OptionError(
                 f"{where}its retries move to queue {self.retry.queue!r}, where its unique key does "

@@ -70,6 +70,7 @@ class Shop:
         self.moved = self.queue.task(name="moved", unique=Unique(on_conflict="postpone"))(
             self._keyed
         )
+        self.once = self.queue.task(name="once", unique=Unique(until="succeeded"))(self._keyed)
         self.alone = self.queue.task(name="alone", limit=Limit(1, by="n"))(self._alone)
         self.daily = self.queue.task(name="daily", unique=Unique(period=timedelta(days=1)))(
             self._keyed
@@ -127,9 +128,11 @@ def test_it_has_the_options_and_keys_that_its_task_gives(
 def test_python_and_sql_enqueue_under_the_same_keys(declared: Shop, session: Session) -> None:
     first = declared.daily.enqueue(session, 7).id
     across = declared.raises.enqueue(session, 7).id
+    once = declared.once.enqueue(session, 7).id
 
     sql = text("""SELECT pgqueue.enqueue('daily', '{"n": 7}')""")
     assert session.scalar(sql) == first
+    assert declared.other.enqueue_by_name(session, "once", {"n": 7}) == once
     with pytest.raises(DuplicateJob, match=f"job {across}"):
         declared.other.enqueue_by_name(session, "raises", {"n": 7}, queue="elsewhere")
     session.commit()

@@ -65,11 +65,29 @@ def test_a_secret_or_long_argument_is_in_the_key_as_a_digest() -> None:
     assert keys_of(queue, "login", "hunter3") != [secret]
 
 
+def test_a_key_of_meta_makes_a_key_whose_value_is_null_without_it() -> None:
+    queue = PgQueue(queue_limits={"mail": Limit(9, by="meta.tenant")})
+    at_night: dict[str, Any] = {}
+    queue.on_enqueue(lambda task: at_night)
+
+    @queue.task(name="send", queue="mail", limit=Limit(2, by=("meta.tenant", "kind")))
+    def send(kind: str = "letter") -> None: ...
+
+    def keys(meta: dict[str, Any]) -> Any:
+        return send.options(meta=meta).job().limit_keys
+
+    both = 'queue:mail:meta.tenant [{0}]\nsend:meta.tenant+kind [{0},"letter"]'
+    assert keys({"tenant": 7, "by": "Ada"}) == both.format(7)
+    assert keys({"by": "Ada"}) == send.job().limit_keys == both.format("null")
+    at_night["tenant"] = 8
+    assert keys({}) == both.format(8), "what on_enqueue adds counts too"
+
+
 @pytest.mark.parametrize("value", ["a b", "line\nbreak", 'quo"te', "ключ", None, [1, 2]])
 def test_any_argument_makes_one_key_of_its_name(value: Any) -> None:
     limit = Limit(1, by="value").named("task")
 
-    keys = LimitKeys((limit, Limit(1).named("other"))).of({"value": value})
+    keys = LimitKeys((limit, Limit(1).named("other"))).of({"value": value}, {})
 
     assert keys is not None
     [_, key] = keys.split(SEPARATOR)
@@ -105,6 +123,7 @@ DAY = timedelta(days=1)
         (lambda: PgQueue(queue_limits=NUMBER), "give a dict by names of queues"),
         (lambda: PgQueue(queue_limits={"a b": Limit(5)}), "queue is 'a b'"),
         (lambda: PgQueue(queue_limits={"mail": Limit(5, by="x")}), "give the tasks a Limit"),
+        (lambda: PgQueue(queue_limits={"mail": Limit(5, by="meta.")}), "give a key of meta behind"),
     ],
 )
 def test_a_wrong_limit_is_refused(make: Any, words: str) -> None:
@@ -132,6 +151,11 @@ def test_a_rate_has_a_name_of_its_own_beside_a_limit_of_the_same_task_and_queue(
     [
         ((Limit(1), Limit(2)), "two of its limits are named 'send'"),
         (tuple(Limit(1, name=f"n{n}") for n in range(5)), "5 limits; give at most 4"),
+        (
+            Limit(1, by="meta"),
+            "by 'meta', which is not .* name tenant, a key of meta as meta.tenant",
+        ),
+        (Limit(1, by="meta.pgqueue.batch"), "which does not begin with pgqueue."),
     ],
 )
 def test_a_wrong_limit_of_a_task_is_refused_where_the_task_is_declared(

@@ -19,6 +19,7 @@ from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 from pgqueue import (
     DuplicateJob,
     Job,
+    JobStatus,
     MessageQueue,
     NoTransaction,
     OptionError,
@@ -26,6 +27,9 @@ from pgqueue import (
     Unique,
     Worker,
 )
+from pgqueue.repository.conditions import JobFilter
+from pgqueue.repository.listing import Listing
+from pgqueue.repository.rescue import Rescues
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
@@ -602,12 +606,108 @@ def test_a_handler_is_not_given_its_own_job_in_another_queue(session: Session) -
     assert "which is running this code, holds the unique key" in error
 
 
+@queue.task(
+    name="tests.import",
+    max_attempts=1,
+    unique=Unique(by=("page",), until="succeeded"),
+)
+def load(page: int, fails: bool = True) -> None:
+    if fails:
+        raise ValueError
+
+
+def test_with_until_succeeded_a_failed_job_keeps_its_key_until_it_has_succeeded(
+    session: Session,
+) -> None:
+    failed = load.delay(1)
+    Worker(queue).run_until_empty(timeout=60)
+
+    again = load.enqueue(session, 1)
+    assert (again.id, again.is_new, again.outcome) == (failed.id, False, "failed")
+    assert load.enqueue_many(session, [(1,), (2,)])[0] == failed.id
+    words = "has succeeded, or was deleted after it had failed"
+    for on_conflict in ("raise", "replace", "postpone"):
+        unique = Unique(by=("page",), until="succeeded", on_conflict=on_conflict)
+        with pytest.raises(DuplicateJob, match=f"job {failed.id} of queue .* {words}"):
+            load.options(unique=unique).enqueue(session, 1)
+    assert session.execute(text("SELECT * FROM pgqueue.invariant_violations")).all() == []
+
+    assert queue.requeue(session, failed.id, args={"fails": False})
+    session.commit()
+    assert Worker(queue).run_until_empty(timeout=60)["succeeded"] == 1
+    assert load.enqueue(session, 1).is_new
+
+
+def test_a_failed_job_that_is_deleted_or_cancelled_gives_its_key_back(session: Session) -> None:
+    deleted, cancelled = load.delay(1), load.delay(2)
+    Worker(queue).run_until_empty(timeout=60)
+
+    queue.delete(session, deleted.id)
+    queue.requeue(session, cancelled.id)
+    queue.cancel(session, cancelled.id)
+
+    assert load.enqueue(session, 1).is_new
+    assert load.enqueue(session, 2).is_new
+
+
+def test_a_job_whose_worker_dies_in_its_last_attempt_keeps_its_key(
+    session: Session, engine: Engine
+) -> None:
+    job = load.delay(1)
+    let_start(session, job)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE pgqueue.workers SET dead_at = clock_timestamp()"))
+        assert [rescued.job_id for rescued in Rescues(connection).rescue()] == [job.id]
+
+    job = session.get_one(Job, job.id)
+    assert (job.outcome, job.held_unique_key) == ("failed", job.unique_key)
+
+
+def test_a_failed_successor_that_holds_its_key_comes_back_with_a_requeue(
+    session: Session,
+) -> None:
+    with queue.workflow(session) as flow:
+        first = flow.add(load.job(1))
+        second = flow.add(load.job(2), after=first, when="ended")
+    session.commit()
+    assert Worker(queue).run_until_empty(timeout=60) == {"failed": 2}
+    which = JobFilter(frozenset({JobStatus.FAILED}))
+    assert Listing(session).taken_keys(which, limit=9) == 0
+
+    assert queue.requeue(session, first.id)
+    session.commit()
+
+    session.refresh(second)
+    assert (second.status, second.held_unique_key) == (JobStatus.BLOCKED, second.unique_key)
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_of_eight_clients_that_enqueue_the_key_of_a_failed_job_none_makes_one(
+    session: Session, database_url: str, many: bool
+) -> None:
+    assert key_contest.compete(database_url, "succeeded", "return", many)
+    failed = {job.id for job in session.query(Job)}
+    for job_id in failed:
+        key_contest.queue.run_now(session, job_id)
+    session.commit()
+    Worker(key_contest.queue).run_until_empty(timeout=60)
+
+    seen = key_contest.compete(database_url, "succeeded", "return", many)
+
+    assert {each for one in seen for each in one} == failed
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "by number": ({"by": 7}, "by is 7; give the name"),
     "by numbers": ({"by": (1,)}, "give the name of a parameter"),
     "by and key": ({"by": ("n",), "key": "k"}, "both by and key"),
     "key number": ({"key": 7}, "key is 7; give a string"),
-    "until": ({"until": "ended"}, "until is 'ended'; give one of 'started', 'finished'"),
+    "until": ({"until": "ended"}, "'ended'; give one of 'started', 'finished', 'succeeded'"),
+    "period and success": ({"period": HOUR, "until": "succeeded"}, "give one of them"),
+    "across and success": (
+        {"across": "queues", "until": "succeeded"},
+        "across='queues' and until='succeeded' are given",
+    ),
     "on_conflict": ({"on_conflict": "skip"}, "on_conflict is 'skip'; give one of 'return'"),
     "period 0": ({"period": timedelta(0)}, "period is .* from a second"),
     "period number": ({"period": 60}, "period is 60; give a timedelta"),

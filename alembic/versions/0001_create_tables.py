@@ -757,7 +757,10 @@ ENQUEUE = f"""
 
         -- A job of an undeclared task waits until a worker that has the task gives it its keys.
         own_limits := CASE WHEN known IS NULL THEN concat('pgqueue.undeclared ', task) END;
-        own := coalesce(known -> 'defaults', '{{}}') || args;
+        meta := coalesce(enqueue.meta, '{{}}') || coalesce(nullif(known -> 'meta', 'null'), '{{}}');
+        own := coalesce(known -> 'defaults', '{{}}') || args || (
+            SELECT coalesce(jsonb_object_agg('meta.' || name, value), '{{}}')
+            FROM jsonb_each(meta) AS each (name, value));
         SELECT coalesce(string_agg(each.key, chr(10) ORDER BY each.key COLLATE "C"), own_limits)
         INTO own_limits
         FROM (
@@ -817,8 +820,8 @@ ENQUEUE = f"""
                 floor(extract(epoch FROM starts)::double precision
                     / (uniqueness -> 'period')::double precision)
                 * (uniqueness -> 'period')::double precision)::bigint, ':', held);
-        ELSIF (uniqueness -> 'is_across')::boolean THEN
-            held := concat('pgqueue.across:', held);
+        ELSIF uniqueness IS NOT NULL THEN
+            held := concat(uniqueness ->> 'prefix', held);
         END IF;
 
         FOR attempt IN 1..20 LOOP
@@ -831,9 +834,7 @@ ENQUEUE = f"""
                     coalesce(enqueue.priority, (known -> 'priority')::integer, 5),
                     coalesce(enqueue.max_attempts, (known -> 'max_attempts')::integer, 10),
                     greatest(starts, clock_timestamp()),
-                    coalesce(enqueue.meta, '{{}}')
-                        || coalesce(nullif(known -> 'meta', 'null'), '{{}}')
-                        || '{{"pgqueue.by_name": true}}',
+                    enqueue.meta || '{{"pgqueue.by_name": true}}',
                     enqueue.tags, own_limits, held, held
                 )
                 ON CONFLICT DO NOTHING
@@ -1002,7 +1003,8 @@ INVARIANT_VIOLATIONS_IN_FLIGHT = f"""
     ) AS admitted ON admitted.target_id = waiting.target_id
     """  # noqa: S608  # the schema name is checked where it is read
 
-# A succeeded job keeps the unique key of a period until the period is over.
+# A succeeded job keeps the unique key of a period until the period is over, and a failed one that
+# of Unique(until="succeeded").
 INVARIANT_VIOLATIONS = f"""
     CREATE VIEW "{SCHEMA}".invariant_violations AS
     SELECT rule, job_id, detail FROM "{SCHEMA}".invariant_violations_in_flight
@@ -1052,6 +1054,8 @@ INVARIANT_VIOLATIONS = f"""
     FROM "{SCHEMA}".jobs
     WHERE outcome IS NOT NULL AND held_unique_key IS NOT NULL
       AND NOT (outcome = 'succeeded' AND starts_with(held_unique_key, 'pgqueue.period:'))
+      AND NOT (
+          outcome = 'failed' AND starts_with(held_unique_key, 'pgqueue.until_succeeded:'))
 
     UNION ALL
     SELECT 'a succeeded job was attempted', id, concat('outcome ', outcome)

@@ -424,8 +424,9 @@ class Operations:
         """Change a job that waits: where, when and how it runs, or some of its arguments.
 
         A unique key that was made of the arguments changes with them.  An argument by which the job
-        counts in a limit cannot change, and a job moves to another queue only if neither has
-        limits.  A job that waits for its retry keeps its count of attempts.
+        counts in a limit cannot change, nor a key of meta of which its keys are made, and a job
+        moves to another queue only if neither has limits.  A job that waits for its retry keeps its
+        count of attempts.
 
         A running or ended job stays as it is, and so does one that already has these values.
 
@@ -449,9 +450,11 @@ class Operations:
 
         Raises:
             JobNotFound: There is no such job.
-            OptionError: A value is wrong, none is given, or limits hold the job in its queue.
+            OptionError: A value is wrong, none is given, limits hold the job in its queue, or a key
+                of its meta cannot change.
             ArgumentsError, PayloadError: The arguments do not fit the task.
-            UnknownTask: This application does not have the task whose arguments change.
+            UnknownTask: This application does not have the task whose arguments change, or the meta
+                of a job that has a unique key or limits.
             DuplicateJob: Another unfinished job has the new unique key.
         """
         job_id = checked_id(job_id)

@@ -60,9 +60,11 @@ def declare_tasks() -> sa.Executable:
 @cache
 def lock_undeclared_jobs() -> sa.Executable:
     """Lock the next jobs under these keys, of tasks that were not declared at their enqueue."""
-    waiting = waiting_messages
+    waiting, values = waiting_messages, (jobs.c.args, jobs.c.meta)
     job = (
-        sa.select(jobs.c.id, jobs.c.task, jobs.c.queue, sa.cast(jobs.c.args, sa.Text))
+        sa.select(
+            jobs.c.id, jobs.c.task, jobs.c.queue, *(sa.cast(each, sa.Text) for each in values)
+        )
         .where(jobs.c.id == waiting.c.target_id, jobs.c.outcome.is_(None))
         .offset(AS_IT_STANDS)  # by key: `jobs` is not hashed for some rows
         .with_for_update(key_share=True, skip_locked=True)
@@ -150,10 +152,14 @@ class DeclaredTasks:
         return job_id
 
     def give_keys(
-        self, keys_of: Callable[[str, str, str], str | None], tasks: Iterable[str], *, notify: bool
+        self,
+        keys_of: Callable[[str, str, str, str | None], str | None],
+        tasks: Iterable[str],
+        *,
+        notify: bool,
     ) -> bool:
         """Give the next jobs that were enqueued before these tasks were declared the keys of their
-        limits, from their task, queue and arguments; returns whether there were any."""
+        limits, from their task, queue, arguments and meta; returns whether there were any."""
         keys = array_of(f"{UNDECLARED} {task}" for task in tasks)
         found = self._executor.execute(lock_undeclared_jobs(), {"keys": keys}).all()
         if found:

@@ -131,7 +131,9 @@ def enqueue_keyed_jobs(
 
 
 @cache
-def enqueue_or_lock_jobs(*, start: Start, notify: bool, labelled: bool = False) -> sa.Executable:
+def enqueue_or_lock_jobs(
+    *, start: Start, notify: bool, labelled: bool = False, limited: bool = False
+) -> sa.Executable:
     """Insert a chunk of jobs with unique keys; lock the holders of taken keys until the transaction
     ends, and return only the new jobs.
 
@@ -140,7 +142,9 @@ def enqueue_or_lock_jobs(*, start: Start, notify: bool, labelled: bool = False) 
     one order do not deadlock.
     https://www.postgresql.org/docs/current/sql-insert.html#SQL-ON-CONFLICT
     """
-    return _enqueue_with_keys(start, IfKeyTaken.LOCK, notify=notify, labelled=labelled)
+    return _enqueue_with_keys(
+        start, IfKeyTaken.LOCK, notify=notify, labelled=labelled, limited=limited
+    )
 
 
 @cache
@@ -249,7 +253,7 @@ class IfKeyTaken(StrEnum):
     """As SKIP, where two indexes may refuse the row: if one of them were the arbiter, a conflict in
     the other would raise."""
     LOCK = "lock"
-    """Never with keys across queues: ``Unique`` refuses these with replace and postpone."""
+    """Never with keys across queues: ``Unique`` refuses these if an enqueue changes the holder."""
 
 
 def _only_holders(holder: sa.Select[Any], keys: sa.Select[Any], *, across: bool) -> sa.Select[Any]:

@@ -25,6 +25,7 @@ from pgqueue.repository.tables import (
     count_rows,
     dead_letters,
     has_key_of_period,
+    has_key_until_succeeded,
     jobs,
     leases,
     limit_places,
@@ -139,7 +140,10 @@ def _of_ended_jobs() -> list[sa.Select[*tuple[Any, ...]]]:
     letter = sa.and_(dead_letters.c.job_id == jobs.c.id, dead_letters.c.outcome == jobs.c.outcome)
     unread = sa.and_(died, ~sa.exists().where(letter))
     misplaced = ~sa.exists(jobs.c.id).where(letter)
-    kept = sa.and_(jobs.c.outcome == SUCCEEDED, has_key_of_period())
+    kept = sa.or_(
+        sa.and_(jobs.c.outcome == SUCCEEDED, has_key_of_period()),
+        sa.and_(jobs.c.outcome == FAILED, has_key_until_succeeded()),
+    )
     still_held = sa.and_(jobs.c.outcome.is_not(None), jobs.c.held_unique_key.is_not(None), ~kept)
     never_run = sa.and_(jobs.c.outcome == SUCCEEDED, jobs.c.attempts < 1)
     outcome = pg.concat("outcome ", jobs.c.outcome)

@@ -66,7 +66,7 @@ from pgqueue.repository.workflows import (
     is_dead,
     is_followed,
 )
-from pgqueue.rules.unique import is_across_queues
+from pgqueue.rules.unique import is_across_queues, when_free
 
 R = TypeVar("R")
 
@@ -743,8 +743,8 @@ def duplicate_of(name: str, unique_key: str | None, holder: Placed | None = None
     other = f"job {holder.id}" if holder else "another job"
     of_queue = "" if is_across_queues(unique_key) else " of its queue"
     duplicate = DuplicateJob(
-        f"{name}: {other}{of_queue} holds the unique key {unique_key!r}; wait for that job "
-        "to end, or use enqueue(), which returns it"
+        f"{name}: {other}{of_queue} holds the unique key {unique_key!r}; wait until "
+        f"{when_free(unique_key)}, or use enqueue(), which returns it"
     )
     duplicate.holder = holder and holder.id
     return duplicate

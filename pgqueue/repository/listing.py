@@ -103,6 +103,7 @@ def number_of_taken_keys(which: JobFilter, *, limit: int) -> sa.Executable:
     # One probe of an index for each job: as a join, this could read all of `jobs`.
     held = sa.alias(jobs, "held")
     in_queue = sa.exists(held.c.id).where(
+        held.c.id != jobs.c.id,
         held.c.queue == jobs.c.queue,
         held.c.held_unique_key == jobs.c.unique_key,
         held.c.held_unique_key.is_not(None),

@@ -62,7 +62,8 @@ def workflow() -> sa.Executable:
 def following() -> sa.Executable:
     """The nodes of a workflow that follow a job: the job itself, others, and groups."""
     workflow = sa.cast(sa.bindparam("workflow_id", type_=sa.BigInteger), sa.BigInteger)
-    own = sa.select(jobs.c.id, jobs.c.unique_key, is_key_taken()).where(
+    is_taken = sa.or_(is_key_taken(), jobs.c.held_unique_key.is_not(None))  # or by the job itself
+    own = sa.select(jobs.c.id, jobs.c.unique_key, is_taken).where(
         jobs.c.id == among(what_follows()), workflow_of() == sa.cast(workflow, sa.Text)
     )
     groups = sa.select(-batches.c.id, batches.c.name, sa.false()).where(

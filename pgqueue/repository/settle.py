@@ -61,6 +61,7 @@ from pgqueue.repository.tables import (
     is_key_across_queues,
     job_attempts,
     jobs,
+    key_after_failure,
     key_after_success,
     leases,
     limits,
@@ -365,6 +366,7 @@ def write_outcomes(settled: sa.CTE, *more: str) -> sa.Select[Any]:
             held_unique_key=sa.case(
                 (job_outcome.is_(None), jobs.c.held_unique_key),
                 (job_outcome == SUCCEEDED, key_after_success()),
+                (job_outcome == FAILED, key_after_failure()),
             ),
         )
         .returning(

@@ -41,7 +41,7 @@ from pgqueue.models import (
 )
 from pgqueue.models.base import table_of
 from pgqueue.outcomes import ErrorReport
-from pgqueue.rules.unique import KEY_ACROSS_QUEUES, KEY_OF_PERIOD
+from pgqueue.rules.unique import KEY_ACROSS_QUEUES, KEY_OF_PERIOD, KEY_UNTIL_SUCCEEDED
 
 Executor = Session | sa.Connection
 """What a statement is run by."""
@@ -223,6 +223,12 @@ def has_key_of_period() -> sa.ColumnElement[bool]:
     return pg.starts_with(jobs.c.held_unique_key, prefix, type_=sa.Boolean)
 
 
+def has_key_until_succeeded() -> sa.ColumnElement[bool]:
+    """Whether a job holds a key that stays taken after it has failed; NULL without a key."""
+    prefix = sa.cast(sa.literal_column(f"'{KEY_UNTIL_SUCCEEDED}'", sa.Text), sa.Text)
+    return pg.starts_with(jobs.c.held_unique_key, prefix, type_=sa.Boolean)
+
+
 def is_key_across_queues(job: sa.FromClause = jobs) -> sa.ColumnElement[bool]:
     """The condition of the index of keys that only one job of all queues may hold."""
     prefix = sa.literal_column(f"'{KEY_ACROSS_QUEUES}'", sa.Text)
@@ -231,6 +237,10 @@ def is_key_across_queues(job: sa.FromClause = jobs) -> sa.ColumnElement[bool]:
 
 def key_after_success() -> sa.ColumnElement[Any]:
     return sa.case((has_key_of_period(), jobs.c.held_unique_key))
+
+
+def key_after_failure() -> sa.ColumnElement[Any]:
+    return sa.case((has_key_until_succeeded(), jobs.c.held_unique_key))
 
 
 def equal(

@@ -1,4 +1,4 @@
-"""Unique keys: an enqueue that may change the waiting job that holds its key.
+"""Unique keys: an enqueue that may change or cancel the job that holds its key.
 
 The enqueue locks the rows of the holders first (:func:`enqueue_or_lock_jobs`), so no two enqueues
 change one job at the same time, and no worker settles it meanwhile.
@@ -20,6 +20,7 @@ from pgqueue.repository.enqueue import (
     documents_of,
     enqueue_or_lock_jobs,
 )
+from pgqueue.repository.jobs import Jobs
 from pgqueue.repository.messages import DISPATCHED, NEW, Start, labels, start_time
 from pgqueue.repository.tables import (
     AS_IT_STANDS,
@@ -45,14 +46,16 @@ KEPT = ("attempt", "crashes", "alone")
 class KeyChanges:
     """Runs enqueues that may change the holders of their keys, in the caller's transaction."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, *, running: int | None = None) -> None:
+        """``running``: the job whose handler enqueues, which is not cancelled."""
         self._executor = executor
+        self._running = running
 
     def enqueue(self, new: NewJob, rows: Sequence[NewJobRow]) -> list[Placed]:
-        """Insert jobs, or change the waiting jobs that hold their keys.
+        """Insert jobs; change the waiting jobs that hold their keys, or cancel the holders.
 
-        The keys must be ascending, each at most once.  If the holder of a key has started,
-        ``until`` decides: with "started", a new job takes the key; with "finished", the holder is
+        The keys must be ascending, each at most once.  If a holder that is to be changed has
+        started, ``until`` decides: with "started", a new job takes the key; otherwise the holder is
         returned unchanged.
         """
         unique = _unique_of(new)
@@ -60,14 +63,13 @@ class KeyChanges:
         unplaced = [row for row in rows if row.unique_key not in placed]
         without_key = self._insert_or_lock(new, unplaced, placed)
         if taken := _missing(unplaced, placed):
-            placed |= self._changed(new, taken)
-            started = _missing(taken, placed)
-            if started and unique.until == "started":
-                parameters = _names_and_documents(new, started)
-                freed = set(self._executor.execute(free_keys(), parameters).scalars())
-                # We have locked the jobs that had these keys, so no other caller can take the keys.
-                rows_of_freed = [row for row in started if row.unique_key in freed]
-                self._insert_or_lock(new, rows_of_freed, placed)
+            if unique.moves_holder:
+                placed |= self._changed(new, taken)
+            left = _missing(taken, placed)
+            freed = self._freed(new, left)
+            # We have locked the jobs that had these keys, so no other caller can take the keys.
+            rows_of_freed = [row for row in left if row.unique_key in freed]
+            self._insert_or_lock(new, rows_of_freed, placed)
             if held := [str(row.unique_key) for row in _missing(taken, placed)]:
                 placed |= Enqueues(self._executor).holders(new.queue, held)
         keyless = iter(without_key)
@@ -97,7 +99,10 @@ class KeyChanges:
         if not rows:
             return []
         statement = enqueue_or_lock_jobs(
-            start=new.start, notify=new.notify, labelled=new.is_labelled
+            start=new.start,
+            notify=new.notify,
+            labelled=new.is_labelled,
+            limited=rows[0].limit_keys is not None,
         )
         parameters = {**new.parameters(), **documents_of(rows)}
         written = self._executor.execute(statement, parameters).all()
@@ -119,6 +124,17 @@ class KeyChanges:
         parameters = {**named, **documents_of(rows), **bound}
         changed = self._executor.execute(statement, parameters)
         return {key: Placed(id, PlacedAs.CHANGED) for id, key, *_ in changed}
+
+    def _freed(self, new: NewJob, rows: Sequence[NewJobRow]) -> set[str]:
+        """Let the holders of these keys give them up, if the enqueue says so; returns the keys."""
+        unique = _unique_of(new)
+        parameters = _names_and_documents(new, rows)
+        if not rows or (unique.moves_holder and unique.until != "started"):
+            return set()
+        if unique.moves_holder:
+            return set(self._executor.execute(free_keys(), parameters).scalars())
+        jobs, found = Jobs(self._executor), self._executor.execute(holders(), parameters).all()
+        return {key for id, key in found if id != self._running and jobs.cancel(id)}
 
 
 def _unique_of(new: NewJob) -> Unique:
@@ -177,6 +193,13 @@ def holders_at_latest() -> sa.Executable:
     holder = _holders()
     bound = jobs.c.run_at >= _latest()
     return sa.select(holder.c.id, holder.c.unique_key).where(jobs.c.id == holder.c.id, bound)
+
+
+@cache
+def holders() -> sa.Executable:
+    """The holders of these keys, which the caller has locked."""
+    holder = _holders()
+    return sa.select(holder.c.id, holder.c.unique_key)
 
 
 @cache

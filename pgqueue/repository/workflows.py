@@ -171,9 +171,13 @@ def _watching_nothing(rows: sa.Select[Any]) -> sa.Insert:
 
 
 def is_key_taken() -> sa.ColumnElement[bool]:
-    """Whether another job holds the unique key of a job."""
+    """Whether another job holds the unique key of a job, or a success of its own in a period."""
     held = sa.alias(jobs, "held")
-    same = sa.and_(held.c.held_unique_key == jobs.c.unique_key, held.c.held_unique_key.is_not(None))
+    same = sa.and_(
+        held.c.held_unique_key == jobs.c.unique_key,
+        held.c.held_unique_key.is_not(None),
+        sa.or_(held.c.id != jobs.c.id, held.c.outcome == SUCCEEDED),
+    )
     in_scope = sa.or_(held.c.queue == jobs.c.queue, is_key_across_queues(held))
     return sa.exists().where(same, in_scope).correlate_except(held)
 

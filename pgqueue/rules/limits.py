@@ -1,7 +1,7 @@
 """Limits: how many jobs may run at once or start in a period, and the keys under which jobs count.
 
 A limit has a name.  Without ``by`` it has one key, the name; with ``by`` it has one key for each
-value of these arguments.  A job holds a place under the key of each of its limits.
+value of these arguments or keys of meta.  A job holds a place under the key of each of its limits.
 """
 
 import re
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from pgqueue.arguments.text import canonical_text
 from pgqueue.errors import OptionError, TaskDefinitionError
+from pgqueue.meta import names_key_of_meta, values_of_keys
 from pgqueue.redaction import MASK
 from pgqueue.rules.spans import exactly
 
@@ -32,7 +33,7 @@ UNDECLARED = "pgqueue.undeclared"
 name as value.  Nobody declares this limit, so nothing is admitted under it: a worker that has the
 task gives the job its keys."""
 LONGEST_VALUES = 100
-"""Bytes of the arguments in a key; longer arguments are replaced by a digest."""
+"""Bytes of the values in a key; longer values are replaced by a digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,9 @@ class Limit:
 
     Args:
         capacity: How many jobs, from 0.
-        by: The name of a parameter, or several; each value then has the whole capacity.
+        by: The name of a parameter, or of a key of the job's meta as ``"meta.tenant"``, or several;
+            each value then has the whole capacity.  Jobs without the key of meta count as one
+            value, null.
         name: Tasks whose limits have the same name share the limit.  Without a name it is named
             after its task (``shop.send``, or ``shop.send:tenant_id`` with ``by``) or its queue
             (``queue:mail``).  The name of a rate also ends in ``:rate``.
@@ -82,7 +85,8 @@ class Limit:
         names = (self.by,) if isinstance(self.by, str) else self.by
         if not isinstance(names, list | tuple) or not all(isinstance(one, str) for one in names):
             raise OptionError(
-                f"Limit: by is {self.by!r}; give the name of a parameter, or a tuple of names"
+                f"Limit: by is {self.by!r}; give the name of a parameter, a key of meta as "
+                "'meta.tenant', or a tuple of names"
             )
         object.__setattr__(self, "by", tuple(dict.fromkeys(names)))
         if self.name is not None:
@@ -118,12 +122,12 @@ class Limit:
         _check_name(name)
         return replace(self, name=name)
 
-    def key(self, args: Mapping[str, Any], *, secret: frozenset[str]) -> str:
-        """Return the key under which a job with these stored arguments counts."""
+    def key(self, values: Mapping[str, Any], *, secret: frozenset[str]) -> str:
+        """Return the key under which a job counts, from stored values by their names in ``by``."""
         if not self.by:
             return str(self.name)
         return key_of(
-            str(self.name), [args.get(one) for one in self.by], is_secret=self.is_secret(secret)
+            str(self.name), [values.get(one) for one in self.by], is_secret=self.is_secret(secret)
         )
 
     def is_secret(self, secret: frozenset[str]) -> bool:
@@ -205,12 +209,19 @@ class LimitKeys:
         names = {name for limit in self.limits for name in limit.by}
         return {name: value for name, value in self._defaults.items() if name in names}
 
-    def of(self, args: Mapping[str, Any]) -> str | None:
-        """Return the keys of a job with these stored arguments, one a line; None without limits."""
+    @property
+    def names_in_meta(self) -> frozenset[str]:
+        """The names in ``by`` that are those of keys of meta."""
+        names = {name for limit in self.limits for name in limit.by}
+        return frozenset(filter(names_key_of_meta, names))
+
+    def of(self, args: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
+        """Return the keys of a job with these stored arguments and this meta, one a line; None
+        without limits."""
         if not self.limits:
             return None
         # Sorted, so that jobs with the same keys are in one lane.
-        known = {**self._defaults, **args}
+        known = values_of_keys({**self._defaults, **args}, meta)
         keys = {limit.key(known, secret=self._secret) for limit in self.limits}
         return SEPARATOR.join(sorted(keys))
 
@@ -232,15 +243,15 @@ def limits_of_task(
     except OptionError as error:
         raise OptionError(
             f"task {task_name}: fair_by is {fair_by!r}; give the name of a parameter, as in "
-            'fair_by="tenant_id", or a tuple of names'
+            'fair_by="tenant_id", a key of meta as "meta.tenant", or a tuple of names'
         ) from error
     for one in (*given, *turns):
         for name in one.by:
-            if name not in parameters:
+            if not names_key_of_meta(name) and name not in parameters:
                 what = "fair_by is" if one.is_fair else "a limit is by"
                 raise TaskDefinitionError(
                     f"task {task_name}: {what} {name!r}, which is not a parameter of the "
-                    f"task; it may name {', '.join(parameters) or 'nothing'}"
+                    f"task; it may name {', '.join([*parameters, 'a key of meta as meta.tenant'])}"
                 )
     named = tuple(one.named(task_name) for one in (*given, *turns))
     names = [one.name for one in named]
@@ -264,10 +275,11 @@ def limits_of_queues(limits: Any) -> dict[str, tuple[Limit, ...]]:
         for limit in several:
             if not isinstance(limit, Limit):
                 raise OptionError(f"{where}{limit!r} is not a Limit")
-            if limit.by:
+            if not all(map(names_key_of_meta, limit.by)):
                 raise OptionError(
                     f"{where}its limit is by {', '.join(limit.by)}, and the tasks of "
-                    "a queue have different parameters; give the tasks a Limit with one name=..."
+                    "a queue have different parameters; give the tasks a Limit with one name=..., "
+                    "or name a key of meta as 'meta.tenant'"
                 )
         named = tuple(limit.named(f"queue:{queue}") for limit in several)
         if len(named) > MOST_OF_QUEUE or len({limit.name for limit in named}) < len(named):
@@ -298,14 +310,14 @@ def checked_key(where: str, limit: Limit | None, key: Any) -> list[Any]:
     values = list(key) if isinstance(key, list | tuple) else [key]
     if not all(isinstance(value, str | int | float | bool | None) for value in values):
         raise OptionError(
-            f"{where}the key is {key!r}; give the value of the argument in its stored form, a text "
-            "or a number, or a tuple of several"
+            f"{where}the key is {key!r}; give the value in its stored form, a text or a "
+            "number, or a tuple of several"
         )
     if limit is not None and len(values) != len(limit.by):
         by = ", ".join(limit.by)
         raise OptionError(
             f"{where}the key is {key!r}; "
-            + (f"give the value of {by}" if by else "the limit is by no argument; omit the key")
+            + (f"give the value of {by}" if by else "the limit is by nothing; omit the key")
         )
     return values
 

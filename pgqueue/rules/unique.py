@@ -13,10 +13,10 @@ LONGEST_PLAIN_KEY = 512
 LONGEST_SPAN = timedelta(days=36_525)
 
 
-Until = Literal["started", "finished"]
+Until = Literal["started", "finished", "succeeded"]
 """When a job releases its unique key."""
 
-OnConflict = Literal["return", "raise", "replace", "postpone"]
+OnConflict = Literal["return", "raise", "replace", "postpone", "cancel"]
 """What an enqueue does if another job holds the unique key."""
 
 Across = Literal["queues"]
@@ -28,7 +28,18 @@ KEY_OF_PERIOD = "pgqueue.period:"
 KEY_ACROSS_QUEUES = "pgqueue.across:"
 """The prefix of keys that only one job of all queues may hold."""
 
-CHANGES_HOLDER = ("replace", "postpone")
+KEY_UNTIL_SUCCEEDED = "pgqueue.until_succeeded:"
+"""The prefix of keys that stay taken after their jobs have failed."""
+
+PREFIXES = (
+    (KEY_OF_PERIOD, "period"),
+    (KEY_ACROSS_QUEUES, "across"),
+    (KEY_UNTIL_SUCCEEDED, "until"),
+)
+"""How the stored keys of some options begin, by which statements know how a key is held."""
+
+MOVES_HOLDER = ("replace", "postpone")
+CHANGES_HOLDER = (*MOVES_HOLDER, "cancel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +47,14 @@ class Unique:
     """Defines which jobs of a task are duplicates, and what an enqueue does about a duplicate.
 
     At most one job of a queue holds a unique key at a time; with ``across="queues"``, one job of
-    all queues.  The key is made from the task's name and the arguments in ``by``; ``key`` replaces
-    it.
+    all queues.  The key is made from the task's name and the values that ``by`` names; ``key``
+    replaces it.
 
     Args:
-        by: The parameters whose values make the key, defaults included: a name, or several.  None:
-            all parameters.  ``()``: no parameters, so that the task has one job at a time.  Values
-            are compared as they are stored; the key contains only a digest of them.
+        by: The parameters whose values make the key, defaults included: a name, or several.  A key
+            of the job's meta is named as ``"meta.tenant"``.  None: all parameters.  ``()``: none,
+            so that the task has one job at a time.  Values are compared as they are stored; the key
+            contains only a digest of them.
         key: Instead of ``by``: the key, or a function of some parameters that returns the key.  The
             key is stored and shown unmasked, and tasks of one queue that use the same key share it.
             If the function returns None, the job is not unique.
@@ -51,19 +63,21 @@ class Unique:
             to the period of its ``run_at``, by the database's clock.  If the job fails, is
             cancelled or is pruned, its key is free at once.  None: ``until`` decides when the key
             is free.
-        until: When the job releases its key: when it ends (``"finished"``), or right before its
-            handler first starts (``"started"``).  With ``"started"``, a failed attempt does not
-            take the key again.
+        until: When the job releases its key: when it ends (``"finished"``); right before its
+            handler first starts (``"started"``); or when it has succeeded or was cancelled
+            (``"succeeded"``), so that a job that has failed keeps the key until it is deleted or
+            pruned.  With ``"started"``, a failed attempt does not take the key again.
         on_conflict: What an enqueue does if another job holds the key.  ``"return"`` returns the
             other job; ``"raise"`` raises DuplicateJob.  ``"replace"`` gives the waiting job the new
-            arguments, time, priority, meta and tags; ``"postpone"`` gives it the new time only.  A
-            job that has started is not changed: with ``until="started"`` a new job is enqueued,
-            with ``until="finished"`` DuplicateJob is raised.
+            arguments, time, priority, meta and tags; ``"postpone"`` gives it the new time only.
+            These two do not change a job that has started: with ``until="started"`` a new job is
+            enqueued, otherwise DuplicateJob is raised.  ``"cancel"`` cancels the other job, as
+            ``queue.cancel`` does, whether it waits or runs, and enqueues a new job.
         at_most: With ``"replace"`` or ``"postpone"``: the latest time of the waiting job, counted
             from its creation.  None: no limit.
         across: ``"queues"``: one job of all queues holds the key.  The key is then stored with a
-            prefix, and differs from the same key of one queue.  Not with ``period``, ``"replace"``
-            or ``"postpone"``.
+            prefix, and differs from the same key of one queue.  Not with ``period``,
+            ``until="succeeded"``, ``"replace"``, ``"postpone"`` or ``"cancel"``.
 
     Raises:
         OptionError: A value is wrong, or two do not go together.
@@ -99,16 +113,33 @@ class Unique:
             _check_at_most(self.at_most, self.on_conflict)
         if self.across is not None:
             _check_word("across", self.across, Across)
-            if self.period is not None or self.changes_holder:
-                other = "a period" if self.period else f"on_conflict={self.on_conflict!r}"
-                raise OptionError(
-                    f"Unique: across={self.across!r} and {other} are given; give one of them"
-                )
+            others = {
+                "a period": self.period is not None,
+                f"on_conflict={self.on_conflict!r}": self.changes_holder,
+                "until='succeeded'": self.until == "succeeded",
+            }
+            for other, is_given in others.items():
+                if is_given:
+                    raise OptionError(
+                        f"Unique: across={self.across!r} and {other} are given; give one of them"
+                    )
 
     @property
     def changes_holder(self) -> bool:
         """Whether an enqueue may change the job that holds the key."""
         return self.on_conflict in CHANGES_HOLDER
+
+    @property
+    def moves_holder(self) -> bool:
+        """Whether an enqueue may give the job that holds the key another time."""
+        return self.on_conflict in MOVES_HOLDER
+
+    @property
+    def prefix(self) -> str:
+        """How the stored keys begin, but for a period, which the database tells."""
+        if self.across is not None:
+            return KEY_ACROSS_QUEUES
+        return KEY_UNTIL_SUCCEEDED if self.until == "succeeded" else ""
 
 
 def names_wanted_by(
@@ -141,7 +172,14 @@ def is_across_queues(stored_key: str | None) -> bool:
     return stored_key is not None and stored_key.startswith(KEY_ACROSS_QUEUES)
 
 
-def storable_key(key: Any, task_name: str, across: Across | None = None) -> str | None:
+def when_free(stored_key: str | None) -> str:
+    """Return in words when a job that holds this key gives it up."""
+    if stored_key is not None and stored_key.startswith(KEY_UNTIL_SUCCEEDED):
+        return "that job has succeeded, or was deleted after it had failed"
+    return "that job has ended"
+
+
+def storable_key(key: Any, task_name: str, prefix: str = "") -> str | None:
     """Return the stored form of a key.  A long key becomes a digest, which fits into an index."""
     if key is None:
         return None
@@ -156,14 +194,13 @@ def storable_key(key: Any, task_name: str, across: Across | None = None) -> str 
             f"task {task_name}: unique_key {key!r} holds a character PostgreSQL cannot store; "
             "remove NUL characters and lone surrogates"
         )
-    for prefix, option in ((KEY_OF_PERIOD, "period"), (KEY_ACROSS_QUEUES, "across")):
-        if key.startswith(prefix):
+    for reserved, option in PREFIXES:
+        if key.startswith(reserved):
             raise OptionError(
                 f"task {task_name}: unique_key {key!r} begins as the keys of Unique({option}=...) "
                 "do; choose another"
             )
-    key = digest_if_long(key)
-    return key if across is None else f"{KEY_ACROSS_QUEUES}{key}"
+    return f"{prefix}{digest_if_long(key)}"
 
 
 def digest_if_long(key: str) -> str:
@@ -176,7 +213,7 @@ def stored_forms(key: str) -> list[str]:
     """The forms in which a key that an operator gives may be stored."""
     stored = digest_if_long(key)
     # A key as in Job.unique_key may be longer, by its prefix, than one that is stored plainly.
-    return [key, stored, f"{KEY_ACROSS_QUEUES}{stored}"]
+    return [key, *(f"{prefix}{stored}" for prefix in ("", KEY_ACROSS_QUEUES, KEY_UNTIL_SUCCEEDED))]
 
 
 def split_period(stored_key: str) -> tuple[str, str]:
@@ -210,8 +247,8 @@ def _check_period(span: Any, until: str) -> None:
         )
     if until != "finished":
         raise OptionError(
-            f"Unique: a period keeps the key after the end, and until={until!r} gives it back at "
-            "the start; give one of them"
+            f"Unique: a period keeps the key after success and gives it back after a failure, and "
+            f"until={until!r} does not; give one of them"
         )
 
 
@@ -221,7 +258,7 @@ def _check_at_most(span: Any, on_conflict: str) -> None:
             f"Unique: at_most is {span!r}; give a timedelta above zero, of at most "
             f"{LONGEST_SPAN.days} days"
         )
-    if on_conflict not in CHANGES_HOLDER:
+    if on_conflict not in MOVES_HOLDER:
         raise OptionError(
             f"Unique: at_most bounds how far a job is moved, and on_conflict={on_conflict!r} moves "
             "none; omit at_most"

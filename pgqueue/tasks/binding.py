@@ -9,6 +9,7 @@ from typing import Any
 from pgqueue.arguments.payload import Payload, in_batch
 from pgqueue.arguments.text import LARGEST_TEXT, canonical_text
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
+from pgqueue.meta import names_key_of_meta, values_of_keys
 from pgqueue.options import Options, refuse_unknown_secrets, refuse_wrong_renames
 from pgqueue.repository.enqueue import NewJobRow
 from pgqueue.rules.limits import LimitKeys
@@ -61,16 +62,19 @@ class Arguments:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         *,
+        meta: Mapping[str, Any],
         limits: LimitKeys,
         max_bytes: int,
     ) -> EncodedCall:
         values = self._payload.bind(args, kwargs)
         encoded = self._payload.encode(values)
         text = self._payload.dumps(encoded, max_bytes=max_bytes)
-        unique_key = self.unique_keys.of(values, encoded)
-        return EncodedCall(encoded, unique_key, limits.of(encoded), text=text)
+        unique_key = self.unique_keys.of(values, encoded, meta)
+        return EncodedCall(encoded, unique_key, limits.of(encoded, meta), text=text)
 
-    def of_rows(self, rows: Any, *, limits: LimitKeys, max_bytes: int) -> EncodedCalls:
+    def of_rows(
+        self, rows: Any, *, meta: Mapping[str, Any], limits: LimitKeys, max_bytes: int
+    ) -> EncodedCalls:
         """Encode all rows before any is stored: if one row is refused, none is stored."""
         if not isinstance(rows, Iterable):
             raise ArgumentsError(
@@ -83,12 +87,12 @@ class Arguments:
         keys: list[str | None] = []
         for index, (values, stored) in enumerate(zip(bound, encoded, strict=True)):
             try:
-                keys.append(self.unique_keys.of(values, stored))
+                keys.append(self.unique_keys.of(values, stored, meta))
             except (ArgumentsError, OptionError, PayloadError) as error:
                 raise type(error)(in_batch(error, index)) from error
         is_small = sum(map(len, texts)) <= LARGEST_TEXT
         sure_to_fit = min(CHUNK, max(1, LARGEST_TEXT // max_bytes))
-        limit_keys = [limits.of(each) for each in encoded]
+        limit_keys = [limits.of(each, meta) for each in encoded]
         return EncodedCalls(encoded, texts, keys, limit_keys, CHUNK if is_small else sure_to_fit)
 
     def _bound(self, row: Any, index: int) -> dict[str, Any]:
@@ -128,8 +132,15 @@ class UniqueKeys:
                 with suppress(ArgumentsError, PayloadError):  # refused as arguments too
                     self._defaults |= payload.encode({name: value})
 
-    def of(self, values: Mapping[str, Any], encoded: Mapping[str, Any]) -> str | None:
-        """Return the key of a call, from its arguments and their stored form.
+    @property
+    def names_in_meta(self) -> frozenset[str]:
+        """The names in ``by`` that are those of keys of meta."""
+        return frozenset(filter(names_key_of_meta, self._names))
+
+    def of(
+        self, values: Mapping[str, Any], encoded: Mapping[str, Any], meta: Mapping[str, Any]
+    ) -> str | None:
+        """Return the key of a call, from its arguments, their stored form and the meta of the job.
 
         Returns None if the job is not unique.
         """
@@ -140,7 +151,7 @@ class UniqueKeys:
         if key is None:
             key = self._prefix
             if self._names:
-                known = {**self._defaults, **encoded}
+                known = values_of_keys({**self._defaults, **encoded}, meta)
                 named = {name: known[name] for name in self._names if name in known}
                 # A digest and not the values: a role may read keys but not arguments.
                 digest = sha256(canonical_text(named).encode()).hexdigest()
@@ -155,7 +166,7 @@ class UniqueKeys:
                     f"{type(error).__name__}; let it return a str, or None for a job that is not "
                     "unique"
                 ) from error
-        return storable_key(key, self._task_name, unique.across)
+        return storable_key(key, self._task_name, unique.prefix)
 
     def declared(self) -> dict[str, Any] | None:
         """What those have to know who make the key without the code; None if there is none."""
@@ -169,7 +180,7 @@ class UniqueKeys:
             "key": self._prefix if is_of_arguments else key,
             "by": list(self._names) if is_of_arguments else [],
             "period": unique.period and unique.period.total_seconds(),
-            "is_across": unique.across is not None,
+            "prefix": unique.prefix,
             "on_conflict": unique.on_conflict,
         }
 
@@ -185,9 +196,10 @@ class UniqueKeys:
     def _names_of(self, unique: Unique) -> tuple[str, ...]:
         names = self._payload.names if unique.by is None else unique.by
         for name in names:
-            if name not in self._payload.names:
+            if not names_key_of_meta(name) and name not in self._payload.names:
+                known = ", ".join([*self._payload.names, "a key of meta as meta.tenant"])
                 raise TaskDefinitionError(
                     f"task {self._task_name}: Unique: by has {name!r}, which is not a parameter of "
-                    f"the task; it may have {', '.join(self._payload.names) or 'nothing'}"
+                    f"the task; it may have {known}"
                 )
         return tuple(sorted(set(names)))

@@ -92,7 +92,7 @@ def give_keys(connection: Connection, tasks: Mapping[str, Task[..., Any]], *, no
     """Give the next jobs that were enqueued before these tasks were declared the keys of their
     limits; returns whether there were any."""
 
-    def keys_of(task: str, queue: str, stored: str) -> str | None:
-        return tasks[task].limit_keys_of(queue, stored)
+    def keys_of(task: str, queue: str, args: str, meta: str | None) -> str | None:
+        return tasks[task].limit_keys_of(queue, args, meta)
 
     return DeclaredTasks(connection).give_keys(keys_of, tasks, notify=notify)

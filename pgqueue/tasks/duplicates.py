@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from pgqueue.errors import DuplicateJob
 from pgqueue.options import Options
 from pgqueue.repository.claim import Claimed
-from pgqueue.rules.unique import CHANGES_HOLDER, is_across_queues
+from pgqueue.rules.unique import CHANGES_HOLDER, is_across_queues, when_free
 
 running_job: ContextVar[Claimed | None] = ContextVar("pgqueue_running_job", default=None)
 """The job whose handler runs, or ran last, in this thread or asyncio task.
 
 A slot does not reset it after the handler: it runs no other code of the application.
 """
+
+
+def running_id() -> int | None:
+    """The id of the job whose handler runs this code."""
+    running = running_job.get()
+    return None if running is None else running.job_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ def check_holder(enqueued: Enqueued, holder_id: int, unique_key: str | None) -> 
     words = _refusal(enqueued, holder_is_caller=is_caller)
     if words:
         of_queue = "" if across else f" of queue {enqueued.queue!r}"
-        reason = words.format(of_queue=of_queue, key=unique_key)
+        reason = words.format(of_queue=of_queue, key=unique_key, free=when_free(unique_key))
         duplicate = DuplicateJob(f"task {enqueued.task}: job {holder_id}{reason}")
         duplicate.holder = holder_id
         raise duplicate
@@ -68,14 +74,19 @@ def _refusal(enqueued: Enqueued, *, holder_is_caller: bool) -> str:
         )
     if enqueued.conflict == "raise":
         return (
-            "{of_queue} holds the unique key {key!r}, so no job was enqueued; wait for "
-            "that job to end, or use on_duplicate='return' to get it"
+            "{of_queue} holds the unique key {key!r}, so no job was enqueued; wait until "
+            "{free}, or use on_duplicate='return' to get it"
+        )
+    if enqueued.conflict == "cancel":
+        return (
+            "{of_queue} holds the unique key {key!r} and has ended, or is of another task, so it "
+            "was not cancelled and no job was enqueued; enqueue again when {free}"
         )
     if enqueued.conflict in CHANGES_HOLDER:
         return (
             "{of_queue} holds the unique key {key!r} and has started, waits for other jobs, or is "
-            "of another task, so it was not changed and no job was enqueued; enqueue again when it "
-            "has ended, or use until='started'"
+            "of another task, so it was not changed and no job was enqueued; enqueue again when "
+            "{free}, or use until='started'"
         )
     return ""
 
@@ -97,13 +108,13 @@ def check_rows(options: Options, unique_keys: list[str | None]) -> None:
 def rows_to_place(options: Options, unique_keys: list[str | None]) -> dict[int, int]:
     """For each row of one call, the row that is enqueued for it, in the ascending order of keys.
 
-    Rows with one key become one job.  As in one call after the other, ``replace`` takes the last
-    of these rows, and any other conflict the first.
+    Rows with one key become one job.  As in one call after the other, ``replace`` and ``cancel``
+    take the last of these rows, and any other conflict the first.
     """
     order = sorted(range(len(unique_keys)), key=lambda index: unique_keys[index] or "")
     if options.conflict not in CHANGES_HOLDER:
         return {index: index for index in order}  # the statement itself skips the others
-    is_last = options.conflict == "replace"
+    is_last = options.conflict in ("replace", "cancel")
     chosen = {unique_keys[index]: index for index in (order if is_last else reversed(order))}
     return {
         index: index if unique_keys[index] is None else chosen[unique_keys[index]]

@@ -131,6 +131,9 @@ class Changes:
         if self.tags is not None and (tags := checked_tags("", self.tags)) != (job.tags or []):
             new["tags"] = tags
         if (meta := self._meta_of(job)) != (job.meta or {}):
+            has_keys = job.unique_key is not None or job.limit_keys is not None
+            if has_keys and self.meta is not None:
+                find(job.task).check_meta(job, meta)
             new["meta"] = meta
         if self.args is not None:
             task = find(job.task)

@@ -31,7 +31,7 @@ from pgqueue.database.collecting import collecting_of
 from pgqueue.database.flush import found_job, loaded_job, new_job, note_conflict
 from pgqueue.database.uncommitted import note_enqueued
 from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
-from pgqueue.meta import checked_meta, meta_text, meta_with
+from pgqueue.meta import checked_meta, meta_text, meta_with, values_of_keys
 from pgqueue.models import Job
 from pgqueue.options import JobOptions, Options
 from pgqueue.redaction import is_secret, unmaskable
@@ -51,12 +51,20 @@ from pgqueue.rules.limits import Limit, LimitKeys, limits_of_task
 from pgqueue.rules.unique import split_period
 from pgqueue.tasks.binding import Arguments, EncodedCall
 from pgqueue.tasks.delaying import warn_of_event_loop, warn_of_open_transaction
-from pgqueue.tasks.duplicates import Enqueued, check_holder, check_rows, rows_to_place
+from pgqueue.tasks.duplicates import (
+    Enqueued,
+    check_holder,
+    check_rows,
+    rows_to_place,
+    running_id,
+)
 from pgqueue.tasks.finishing import PlainFinishing
 from pgqueue.tasks.injection import Injection, injection_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
+NO_META: Mapping[str, Any] = {}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -250,10 +258,10 @@ class Task(Generic[P, R]):
             >>> job = pay.enqueue(session, order.id)
         """
         target = caller(session, self._where)
-        encoded = self._encoded(args, kwargs)
+        prepared = self._prepared(args, kwargs)
         connection = joined(target, self._where)
-        new = self._job_values_for(connection, target)
-        encoded = self._with_period(connection, new, encoded)
+        new = self._job_values_for(prepared.new, connection, target)
+        encoded = self._with_period(connection, new, prepared.encoded)
         if new.node is not None and collecting_of(target) is not None:
             self._refuse_node("a batch")
 
@@ -331,13 +339,17 @@ class Task(Generic[P, R]):
         """
         self._refuse_node("enqueue_many")
         target = caller(session, self._where)
+        now = self._job_values_now()
         encoded = self._arguments.of_rows(
-            rows, limits=self._limits, max_bytes=self.owner.max_payload_bytes
+            rows,
+            meta=self._meta_of_keys(now),
+            limits=self._limits,
+            max_bytes=self.owner.max_payload_bytes,
         )
         connection = joined(target, self._where)
         refuse_autocommit(connection, f"{self._where}: enqueue_many")
         with translated_errors():
-            enqueues, new = Enqueues(connection), self._job_values_for(connection, target)
+            enqueues, new = Enqueues(connection), self._job_values_for(now, connection, target)
             if self._options.uniqueness is None and not self._limits:
                 job_ids = [
                     id
@@ -400,7 +412,8 @@ class Task(Generic[P, R]):
         """
         if self._unfit_for_flush:
             raise OptionError(f"{self._where}: {self._unfit_for_flush}")
-        encoded, new = self._encoded(args, kwargs), self._job_values_now()
+        prepared = self._prepared(args, kwargs)
+        encoded, new = prepared.encoded, prepared.new
         job = new_job({**self._columns, **encoded.values(), **new.labels}, notify=new.notify)
         if encoded.unique_key is not None and self._options.conflict == "raise":
             note_conflict(job)
@@ -454,7 +467,8 @@ class Task(Generic[P, R]):
                 changed = self.enqueue(session, *args, **kwargs)
                 session.expunge(changed)  # as loaded: the COMMIT would expire it
                 return changed
-        encoded, new = self._encoded(args, kwargs), self._job_values_now()
+        prepared = self._prepared(args, kwargs)
+        encoded, new = prepared.encoded, prepared.new
         # In autocommit one statement is one transaction, which saves two round trips.
         if new.unique is not None and new.unique.period is not None:
             with self.owner.autocommitting() as connection, translated_errors():
@@ -520,7 +534,7 @@ class Task(Generic[P, R]):
         Raises PayloadError if this version of the task cannot read the arguments, and what
         ``on_enqueue`` or the function of the unique key raises.
         """
-        return PreparedJob(self._job_values_now(), self._encoded((), self.payload.loads(stored)))
+        return self._prepared((), self.payload.loads(stored))
 
     def enqueue_prepared(self, connection: Connection, job: "PreparedJob") -> int:
         """Enqueue a prepared job of this task; returns its id, or that of the job that holds
@@ -548,12 +562,12 @@ class Task(Generic[P, R]):
             "defaults": {**self._limits.defaults_of_keys(), **keys.defaults_of_key},
         }
 
-    def limit_keys_of(self, queue: str, stored: str) -> str | None:
-        """The keys of a job of this task in a queue, from its arguments as they are stored."""
+    def limit_keys_of(self, queue: str, args: str, meta: str | None) -> str | None:
+        """The keys of a job of this task in a queue, from its arguments and meta as JSON text."""
         limits = (*self.own_limits, *self.owner.queue_limits.get(queue, ()))
         defaults = self._limits.defaults_of_keys
         keys = LimitKeys(limits, secret=self._options.secret_args, defaults=defaults)
-        return keys.of(json.loads(stored))
+        return keys.of(json.loads(args), json.loads(meta or "{}"))
 
     def edited(
         self, job: JobValues, args: Mapping[str, Any], *, are_stored: bool
@@ -564,10 +578,12 @@ class Task(Generic[P, R]):
         PayloadError.  A change of the keys of its limits raises ArgumentsError, because the job may
         have been admitted under them.
         """
-        encoded = self._encoded((), self.payload.changed(job.args, args, are_stored=are_stored))
+        meta = job.meta or {}
+        changed = self.payload.changed(job.args, args, are_stored=are_stored)
+        encoded = self._encoded((), changed, meta)
         if encoded.args == job.args:
             return {}
-        if job.limit_keys is not None and encoded.limit_keys != self._limits.of(job.args):
+        if job.limit_keys is not None and encoded.limit_keys != self._limits.of(job.args, meta):
             raise ArgumentsError(
                 f"{self._where}: job {job.id} counts in a limit by one of these arguments, so they "
                 "cannot change; cancel it, and enqueue another job"
@@ -575,6 +591,19 @@ class Task(Generic[P, R]):
         unique_key = self._unique_key_after(job, encoded.unique_key)
         changed = {} if unique_key == job.unique_key else {"unique_key": unique_key}
         return {"args": encoded.args, **changed}
+
+    def check_meta(self, job: JobValues, meta: Mapping[str, Any]) -> None:
+        """Raise OptionError if a new meta of a job has another value for a key of meta of which its
+        unique key or the keys of its limits are made: the job may have been admitted under them."""
+        limits = (*self.own_limits, *self.owner.queue_limits.get(job.queue, ()))
+        names = LimitKeys(limits).names_in_meta | self._arguments.unique_keys.names_in_meta
+        old, new = (values_of_keys({}, one) for one in (job.meta or {}, meta))
+        for name in sorted(names):
+            if old.get(name) != new.get(name):
+                raise OptionError(
+                    f"{self._where}: job {job.id} counts in a limit or is unique by {name}, so "
+                    "this key of its meta cannot change; cancel it, and enqueue another job"
+                )
 
     def check_move(self, job: JobValues, queue: str) -> None:
         """Raise OptionError if the queue of a waiting job, or the one to which it would move, has
@@ -617,6 +646,8 @@ class Task(Generic[P, R]):
             secret=options.secret_args,
             defaults=lambda: self.payload.encode(self.payload.with_defaults({})),
         )
+        in_meta = (self._limits.names_in_meta, self._arguments.unique_keys.names_in_meta)
+        self._names_in_meta = frozenset().union(*in_meta)
         limited = self.limited_among(*options.queues) if len(options.queues) > 1 else None
         if limited is not None:
             raise OptionError(
@@ -624,12 +655,17 @@ class Task(Generic[P, R]):
                 f"{options.retry.queue}, and queue {limited} has limits, in which a job counts "
                 "that was enqueued there; give the limit to the task, or omit in_queue()"
             )
-        changes_holder = options.uniqueness is not None and options.uniqueness.changes_holder
-        if changes_holder and (self._limits or options.node is not None):
+        unique = options.uniqueness
+        if unique is not None and unique.moves_holder and self._limits:
             raise OptionError(
                 f"{self._where}: on_conflict={options.conflict!r} changes a job that waits for its "
-                "time, and not one that waits for a limit or is on another node; omit the limit or "
-                "node, or give on_conflict='return' or 'raise'"
+                "time, and not one that waits for a limit; omit the limit, or give "
+                "on_conflict='return', 'raise' or 'cancel'"
+            )
+        if unique is not None and unique.changes_holder and options.node is not None:
+            raise OptionError(
+                f"{self._where}: on_conflict={options.conflict!r} changes no job on another node; "
+                "omit the node, or give on_conflict='return' or 'raise'"
             )
         if options.expires_in is not None and self._limits:
             self._own_meta[DUE] = None  # the admission notes here when the job was due
@@ -707,9 +743,24 @@ class Task(Generic[P, R]):
             "max_attempts": min(new.max_attempts, MOST_ATTEMPTS_OF_FOLLOW_UP),
         }
 
-    def _encoded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EncodedCall:
+    def _encoded(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], meta: Mapping[str, Any] = NO_META
+    ) -> EncodedCall:
+        """Return a call in its stored form, with the keys that its arguments and meta make."""
         most = self.owner.max_payload_bytes
-        return self._arguments.of_call(args, kwargs, limits=self._limits, max_bytes=most)
+        return self._arguments.of_call(args, kwargs, meta=meta, limits=self._limits, max_bytes=most)
+
+    def _prepared(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "PreparedJob":
+        """Return a new job after all of the application's code has run."""
+        new = self._job_values_now()
+        return PreparedJob(new, self._encoded(args, kwargs, self._meta_of_keys(new)))
+
+    def _meta_of_keys(self, new: NewJob) -> Mapping[str, Any]:
+        """Return the meta of a new job if keys are made of it."""
+        if not self._names_in_meta or new.meta is None:
+            return NO_META
+        meta: dict[str, Any] = json.loads(new.meta)
+        return meta
 
     def _unique_key_after(self, job: JobValues, new: str | None) -> str | None:
         """Return the unique key of a job whose new arguments make the key ``new``.
@@ -720,7 +771,7 @@ class Task(Generic[P, R]):
             return None
         period, key = split_period(job.unique_key)
         try:
-            made = self._encoded((), self.payload.decode(job.args)).unique_key
+            made = self._encoded((), self.payload.decode(job.args), job.meta or {}).unique_key
         except (ArgumentsError, OptionError, PayloadError):
             return job.unique_key
         if key != made:
@@ -742,7 +793,7 @@ class Task(Generic[P, R]):
         if new.changes_holder:
             where = f"{self._where}: on_conflict={self._options.conflict!r}"
             refuse_autocommit(connection, where, instead="another on_conflict")
-            [placed] = KeyChanges(connection).enqueue(new, [encoded])
+            [placed] = KeyChanges(connection, running=running_id()).enqueue(new, [encoded])
             return placed
         keys = {"unique_key": encoded.unique_key, "limit_keys": encoded.limit_keys}
         return Enqueues(connection).try_to_enqueue(new, encoded.text, **keys)
@@ -756,8 +807,8 @@ class Task(Generic[P, R]):
         [key] = Enqueues(connection).with_period(new, [encoded.unique_key])
         return replace(encoded, unique_key=key)
 
-    def _job_values_for(self, connection: Connection, target: Caller) -> NewJob:
-        new = _for_connection(self._job_values_now(), connection)
+    def _job_values_for(self, new: NewJob, connection: Connection, target: Caller) -> NewJob:
+        new = _for_connection(new, connection)
         if (collecting := collecting_of(target)) is None:
             return new
         if collecting.after and new.changes_holder:
@@ -879,7 +930,7 @@ def _enqueue_unique(
     order = list(dict.fromkeys(row_of.values()))
     job_ids: dict[int, int] = {}
     if new.changes_holder:
-        write = KeyChanges(connection).enqueue
+        write = KeyChanges(connection, running=running_id()).enqueue
     else:
         write = Enqueues(connection).enqueue_keyed_chunk
     for start in range(0, len(order), per_statement):

@@ -24,7 +24,12 @@ def finished(key: str, client: int, number: int) -> None: ...
 def started(key: str, client: int, number: int) -> None: ...
 
 
-TASKS = {"finished": finished, "started": started}
+@queue.task(name="contest.succeeded", max_attempts=1)
+def succeeded(key: str, client: int, number: int) -> None:
+    raise ValueError
+
+
+TASKS = {"finished": finished, "started": started, "succeeded": succeeded}
 
 
 def compete(

@@ -90,31 +90,36 @@ job AS
     settled.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN
     (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= settled.max_interruptions) THEN 'failed' END
     = 'succeeded') THEN CASE WHEN pg_catalog.starts_with(pgqueue.jobs.held_unique_key,
-    CAST('pgqueue.period:' AS TEXT)) THEN pgqueue.jobs.held_unique_key END END, started_at=CASE WHEN
-    (settled.used_up = 1) THEN settled.started_at END, finished_at=CASE WHEN (CASE WHEN
+    CAST('pgqueue.period:' AS TEXT)) THEN pgqueue.jobs.held_unique_key END WHEN (CASE WHEN
     (pgqueue.jobs.cancel_requested_at IS NOT NULL) THEN 'cancelled' WHEN (settled.job_outcome IS NOT
     NULL) THEN settled.job_outcome WHEN (settled.used_up = 1 AND settled.attempt >=
     pgqueue.jobs.max_attempts) THEN 'failed' WHEN (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1
-    >= settled.max_interruptions) THEN 'failed' END IS NOT NULL) THEN pg_catalog.clock_timestamp()
-    END FROM settled WHERE pgqueue.jobs.id = settled.target_id AND pgqueue.jobs.outcome IS NULL
-    RETURNING pgqueue.jobs.id, pgqueue.jobs.queue, pgqueue.jobs.task, pgqueue.jobs.args,
-    pgqueue.jobs.priority, pgqueue.jobs.run_at, pgqueue.jobs.max_attempts, pgqueue.jobs.attempts,
-    pgqueue.jobs.snoozes, pgqueue.jobs.interruptions, pgqueue.jobs.outcome, pgqueue.jobs.result,
-    pgqueue.jobs.last_error, pgqueue.jobs.unique_key, pgqueue.jobs.held_unique_key,
-    pgqueue.jobs.limit_keys, pgqueue.jobs.tags, pgqueue.jobs.meta, pgqueue.jobs.progress,
-    pgqueue.jobs.created_at, pgqueue.jobs.started_at, pgqueue.jobs.finished_at,
-    pgqueue.jobs.cancel_requested_at, pgqueue.jobs.kill_requested_at, settled.target_id AS
-    settled_target_id, settled.message_id AS settled_message_id, settled.attempt AS settled_attempt,
-    settled.worker_id AS settled_worker_id, settled.started_at AS settled_started_at,
-    settled.crashes AS settled_crashes, settled.snoozed AS settled_snoozed,
-    settled.max_interruptions AS settled_max_interruptions, settled.result AS settled_result,
-    settled.error_type AS settled_error_type, settled.error AS settled_error, settled.traceback AS
-    settled_traceback, settled.fingerprint AS settled_fingerprint, settled.to_queue AS
-    settled_to_queue, settled.to_priority AS settled_to_priority, settled.waits AS settled_waits,
-    settled.delay AS settled_delay, settled.used_up AS settled_used_up, settled.job_outcome AS
-    settled_job_outcome, settled.attempt_end AS settled_attempt_end, CASE WHEN
-    (pgqueue.jobs.limit_keys IS NOT NULL) THEN (SELECT pg_catalog.bool_or(pgqueue.limits.period IS
-    NOT NULL) AND NOT pg_catalog.bool_or(pgqueue.limits.is_strict) AS anon_2
+    >= settled.max_interruptions) THEN 'failed' END = 'failed') THEN CASE WHEN
+    pg_catalog.starts_with(pgqueue.jobs.held_unique_key, CAST('pgqueue.until_succeeded:' AS TEXT))
+    THEN pgqueue.jobs.held_unique_key END END, started_at=CASE WHEN (settled.used_up = 1) THEN
+    settled.started_at END, finished_at=CASE WHEN (CASE WHEN (pgqueue.jobs.cancel_requested_at IS
+    NOT NULL) THEN 'cancelled' WHEN (settled.job_outcome IS NOT NULL) THEN settled.job_outcome WHEN
+    (settled.used_up = 1 AND settled.attempt >= pgqueue.jobs.max_attempts) THEN 'failed' WHEN
+    (CAST(pgqueue.jobs.interruptions AS INTEGER) + 1 >= settled.max_interruptions) THEN 'failed' END
+    IS NOT NULL) THEN pg_catalog.clock_timestamp() END FROM settled WHERE pgqueue.jobs.id =
+    settled.target_id AND pgqueue.jobs.outcome IS NULL RETURNING pgqueue.jobs.id,
+    pgqueue.jobs.queue, pgqueue.jobs.task, pgqueue.jobs.args, pgqueue.jobs.priority,
+    pgqueue.jobs.run_at, pgqueue.jobs.max_attempts, pgqueue.jobs.attempts, pgqueue.jobs.snoozes,
+    pgqueue.jobs.interruptions, pgqueue.jobs.outcome, pgqueue.jobs.result, pgqueue.jobs.last_error,
+    pgqueue.jobs.unique_key, pgqueue.jobs.held_unique_key, pgqueue.jobs.limit_keys,
+    pgqueue.jobs.tags, pgqueue.jobs.meta, pgqueue.jobs.progress, pgqueue.jobs.created_at,
+    pgqueue.jobs.started_at, pgqueue.jobs.finished_at, pgqueue.jobs.cancel_requested_at,
+    pgqueue.jobs.kill_requested_at, settled.target_id AS settled_target_id, settled.message_id AS
+    settled_message_id, settled.attempt AS settled_attempt, settled.worker_id AS settled_worker_id,
+    settled.started_at AS settled_started_at, settled.crashes AS settled_crashes, settled.snoozed AS
+    settled_snoozed, settled.max_interruptions AS settled_max_interruptions, settled.result AS
+    settled_result, settled.error_type AS settled_error_type, settled.error AS settled_error,
+    settled.traceback AS settled_traceback, settled.fingerprint AS settled_fingerprint,
+    settled.to_queue AS settled_to_queue, settled.to_priority AS settled_to_priority, settled.waits
+    AS settled_waits, settled.delay AS settled_delay, settled.used_up AS settled_used_up,
+    settled.job_outcome AS settled_job_outcome, settled.attempt_end AS settled_attempt_end, CASE
+    WHEN (pgqueue.jobs.limit_keys IS NOT NULL) THEN (SELECT pg_catalog.bool_or(pgqueue.limits.period
+    IS NOT NULL) AND NOT pg_catalog.bool_or(pgqueue.limits.is_strict) AS anon_2
 FROM pgqueue.limits
 WHERE pgqueue.limits.name = ANY (array((SELECT pg_catalog.split_part(key, CAST(' ' AS TEXT), 1) AS
     split_part_1
