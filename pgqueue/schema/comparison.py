@@ -5,7 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, MetaData
-from sqlalchemy.schema import AddConstraint, CreateIndex
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from pgqueue.models.base import SCHEMA, Base, Domain
 from pgqueue.schema.roles import FUNCTIONS, RIGHTS
@@ -61,10 +61,12 @@ def _missing(connection: Connection) -> Iterator[str]:
         for constraint in sorted(table.constraints, key=lambda one: str(one.name)):
             name = str(constraint.name or f"{table.name}_pkey")
             if table.name in found and name not in found[table.name]:
-                command = str(AddConstraint(constraint).compile(dialect=connection.dialect))
+                # AddConstraint would take the constraint out of a later ``create_all``.
+                ddl = connection.dialect.ddl_compiler(connection.dialect, CreateTable(table))
+                words = " ".join(ddl.process(constraint).split())
                 yield (
                     f"constraint {name} of {SCHEMA}.{table.name} is missing; as the owner of the "
-                    f"tables run {' '.join(command.split())}"
+                    f"tables run ALTER TABLE {table.fullname} ADD {words}"
                 )
     tables = {table.name for table in Base.metadata.sorted_tables}
     for view in sorted(RIGHTS.keys() - tables - found.keys() - {ALEMBIC}):

@@ -11,10 +11,12 @@ from shop_rig import assert_one_line, command, pgqueue, wait_until
 from sqlalchemy import URL, Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateTable
 
 from chaos.interleavings.logical_workers import logical_workers, worker_settings
 from pgqueue import Limit, PgQueue
 from pgqueue.embedded import EmbeddedPostgres
+from pgqueue.models.base import Base
 from pgqueue.repository.health import Health
 from pgqueue.repository.limits import Limits
 from pgqueue.schema import upgrade_database
@@ -194,6 +196,7 @@ class TestTables:
         self, queue: PgQueue, engine: Engine, name: str
     ) -> None:
         table = name.partition("_")[0]
+        created = str(CreateTable(Base.metadata.tables[f"pgqueue.{table}"]))
         with engine.begin() as connection:
             connection.execute(text(f"ALTER TABLE pgqueue.{table} DROP CONSTRAINT {name}"))
 
@@ -202,6 +205,7 @@ class TestTables:
 
         assert level == "wrong"
         assert what == f"constraint {name} of pgqueue.{table} is missing; "
+        assert str(CreateTable(Base.metadata.tables[f"pgqueue.{table}"])) == created
         with engine.begin() as connection:
             connection.execute(text(command))
         assert "tables" not in {finding["subject"] for finding in findings(queue)}
