@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.util import greenlet_spawn
 
 from pgqueue.arguments import Encoder, Payload
-from pgqueue.context import Around, JobContext
+from pgqueue.context import Around, JobContext, ReadOnlyMeta
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import (
@@ -197,7 +197,8 @@ class Task(Generic[P, R]):
     ) -> R:
         """Run the function directly in a given session, as a test needs; writes no job.
 
-        The arguments are encoded as for a job and decoded again.  Flushes the session after the
+        The arguments are encoded as for a job and decoded again.  ``ctx.meta`` is that of
+        ``task.options(meta=...)``, and ``ctx.attempt`` is 1.  Flushes the session after the
         function, and commits nothing.
 
         Args:
@@ -206,7 +207,8 @@ class Task(Generic[P, R]):
             **kwargs: The arguments of the job by name.
 
         Returns:
-            What the function returns; of an async task, a coroutine to await.
+            What the function returns, also a :class:`Snooze` or :class:`Cancel`; of an async task,
+            a coroutine to await.
 
         Raises:
             ArgumentsError: The arguments do not fit the task.
@@ -875,6 +877,7 @@ class Task(Generic[P, R]):
             queue=self._options.queue,
             task=self.name,
             session=session,
+            meta=ReadOnlyMeta(self._options.meta),
             finishing=PlainFinishing(self.owner.session, self.owner.async_session),
             resources=self.owner.provided,
         )
