@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from pgqueue.checks import ALL_QUEUES
+
 
 def is_pattern(queue: str) -> bool:
     """Whether this stands for all queues whose names begin with what is before its ``*``."""
@@ -17,7 +19,7 @@ class EveryQueue(tuple[str, ...]):
 
 def paused_among(names: Sequence[str]) -> Sequence[str]:
     """Paused queues, so that ``in`` says whether a queue is one of them."""
-    return EveryQueue(names) if "*" in names else names
+    return EveryQueue(names) if ALL_QUEUES in names else names
 
 
 def served_queues(given: Sequence[str], waiting: Callable[[], Iterable[str]]) -> list[str]:
