@@ -11,7 +11,10 @@ def is_pattern(queue: str) -> bool:
 
 
 class EveryQueue(tuple[str, ...]):
-    """The names of paused queues with ``*`` among them: every queue is one of these."""
+    """The names of paused queues with ``*`` among them: every queue is one of these.
+
+    An iteration has the names alone.
+    """
 
     def __contains__(self, queue: object) -> bool:
         return True
