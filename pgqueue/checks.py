@@ -11,6 +11,8 @@ from pgqueue.errors import ArgumentsError, OptionError, PgQueueError
 Check = Callable[[Any], str | None]
 """Takes a value and returns the end of a message, what to give instead; None for a right value."""
 
+ALL_QUEUES = "*"
+"""In place of the name of a queue that is paused or resumed."""
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 VERSION = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{0,200}")
@@ -46,8 +48,8 @@ def check_queue_name(queue: Any, where: str = "") -> None:
 
 
 def check_queue_or_all(queue: Any) -> None:
-    """Of what can be paused: a queue, or ``*`` for all queues."""
-    if queue != "*":
+    """Of what can be paused: a queue, or all queues."""
+    if queue != ALL_QUEUES:
         check_queue_name(queue)
 
 

@@ -174,8 +174,9 @@ class OpenClaim:
             return
         claimed, args, waited = found
         task = self._tasks[claimed.task]
-        running = RunningAttempt(claimed, task, worker_id=worker_id, stopping=Event())
-        running.resources = self._resources
+        running = RunningAttempt(
+            claimed, task, worker_id=worker_id, stopping=Event(), resources=self._resources
+        )
         job = ClaimedJob(running, args, given, self._layers)
 
         def transactions() -> tuple[object, object]:

@@ -600,7 +600,7 @@ class PgQueue(Operations):
         """Return the context manager around what workers call of the application outside of
         handlers: functions of schedules, and resources; a framework may override it.
 
-        Each run of a worker calls this once, in the thread that runs the worker.
+        A run of a worker calls this in the thread that runs the worker.
         """
         return nullcontext
 

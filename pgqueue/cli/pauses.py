@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pgqueue.checks import check_known_task_name, check_queue_or_all
+from pgqueue.checks import ALL_QUEUES, check_known_task_name, check_queue_or_all
 from pgqueue.cli.app_loader import CliState, opened
 from pgqueue.cli.operators import operator_of, reason_option
 from pgqueue.cli.options import (
@@ -17,7 +17,6 @@ from pgqueue.cli.options import (
     together,
 )
 from pgqueue.job_queue import PgQueue
-from pgqueue.models import ALL_QUEUES
 from pgqueue.operations import Operator
 from pgqueue.terminal import harmless, print_json
 from pgqueue.views.limits import LimitState

@@ -25,6 +25,8 @@ from pgqueue.tasks import Task
 
 T = TypeVar("T")
 
+NO_RESOURCES: Mapping[Any, Any] = MappingProxyType({})
+
 CANCEL_WITHIN = 1.0
 """Seconds a cancelled async handler has to end."""
 
@@ -46,7 +48,7 @@ class Clock(Protocol):
     """What ends an async handler."""
 
     task: "asyncio.Task[Any] | None"
-    """In which it runs."""
+    """The asyncio task of the handler."""
 
     def interrupt(self) -> None:
         """Raise CancelledError in the handler.  Any thread may call it."""
@@ -117,8 +119,6 @@ class RunningAttempt:
     """The Session of its handler, or of its ``ctx.finish()``, until its transaction has ended."""
     child: Child | None = None
     """The child process its handler runs in, if it has one."""
-    resources: Mapping[Any, Any] = MappingProxyType({})
-    """What its worker has opened for handlers, by the functions that open it."""
     _driver: Any = None
     _block: str | None = None
 
@@ -129,15 +129,20 @@ class RunningAttempt:
         *,
         worker_id: UUID,
         stopping: Event,
+        resources: Mapping[Any, Any] = NO_RESOURCES,
         report: Callable[["RunningAttempt", Progress], object] | None = None,
     ) -> None:
-        """``report``: keeps what the handler reports of its progress; it must not block."""
+        """
+        ``resources``: what is open for its handler, by the functions that open it.  ``report``:
+        keeps what the handler reports of its progress; it must not block.
+        """
         self.claimed = claimed
         self.task = task
         self.settings = task.settings.as_enqueued(claimed.meta)
         self.worker_id = worker_id
         """The worker id of its lease: a worker that is declared dead takes another id."""
         self.stopping = stopping
+        self.resources = resources
         self.started_at = self.ended_at = time.monotonic()
         self.leaving = Lock()
         """Held by a thread that settles the attempt from outside of its own thread."""

@@ -23,7 +23,7 @@ from pgqueue.models.message_queue import MessageQueue
 from pgqueue.models.operator_action import OperatorAction
 from pgqueue.models.paused_task import PausedTask
 from pgqueue.models.queue_minute import QueueMinute
-from pgqueue.models.queue_settings import ALL_QUEUES, QueueSettings
+from pgqueue.models.queue_settings import QueueSettings
 from pgqueue.models.schedule import Schedule
 from pgqueue.models.schema_version import SchemaVersion
 from pgqueue.models.sent_signal import Signal
@@ -34,7 +34,6 @@ from pgqueue.models.waiting_message import WaitingMessage
 from pgqueue.models.worker_process import WorkerProcess
 
 __all__ = [
-    "ALL_QUEUES",
     "SCHEMA",
     "Base",
     "Job",

@@ -6,8 +6,6 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from pgqueue.models.base import Base
 
-ALL_QUEUES = "*"
-
 
 class QueueSettings(Base):
     """The settings of one queue; a queue without a row is not paused.  The row ``*`` is for all."""

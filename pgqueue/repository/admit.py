@@ -742,6 +742,10 @@ def _lanes_of(rows: Iterable[Any]) -> Lanes:
 
 
 def pause_of(paused: Paused) -> dict[str, str]:
+    """The parameters by which places of paused queues and tasks become free.
+
+    If all queues are paused, those places stay: no job of another queue could take them.
+    """
     return {"paused": array_of(paused.queues), "paused_tasks": array_of(paused.tasks)}
 
 

@@ -128,9 +128,9 @@ class KeyChanges:
     def _freed(self, new: NewJob, rows: Sequence[NewJobRow]) -> set[str]:
         """Let the holders of these keys give them up, if the enqueue says so; returns the keys."""
         unique = _unique_of(new)
-        parameters = _names_and_documents(new, rows)
         if not rows or (unique.moves_holder and unique.until != "started"):
             return set()
+        parameters = _names_and_documents(new, rows)
         if unique.moves_holder:
             return set(self._executor.execute(free_keys(), parameters).scalars())
         jobs, found = Jobs(self._executor), self._executor.execute(holders(), parameters).all()

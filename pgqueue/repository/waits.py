@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from pgqueue.models import ALL_QUEUES
+from pgqueue.checks import ALL_QUEUES
 from pgqueue.repository.health import is_live, serves
 from pgqueue.repository.reading import moment
 from pgqueue.repository.tables import (

@@ -171,7 +171,8 @@ def _watching_nothing(rows: sa.Select[Any]) -> sa.Insert:
 
 
 def is_key_taken() -> sa.ColumnElement[bool]:
-    """Whether another job holds the unique key of a job, or a success of its own in a period."""
+    """Whether another job holds the unique key of a job, or the job itself since its success, as
+    the key of a period."""
     held = sa.alias(jobs, "held")
     same = sa.and_(
         held.c.held_unique_key == jobs.c.unique_key,

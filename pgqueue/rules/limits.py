@@ -317,7 +317,7 @@ def checked_key(where: str, limit: Limit | None, key: Any) -> list[Any]:
         by = ", ".join(limit.by)
         raise OptionError(
             f"{where}the key is {key!r}; "
-            + (f"give the value of {by}" if by else "the limit is by nothing; omit the key")
+            + (f"give the value of {by}" if by else "the limit has no `by`; omit the key")
         )
     return values
 

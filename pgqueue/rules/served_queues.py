@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from pgqueue.checks import ALL_QUEUES
+
 
 def is_pattern(queue: str) -> bool:
     """Whether this stands for all queues whose names begin with what is before its ``*``."""
@@ -9,7 +11,10 @@ def is_pattern(queue: str) -> bool:
 
 
 class EveryQueue(tuple[str, ...]):
-    """The names of paused queues with ``*`` among them: every queue is one of these."""
+    """The names of paused queues with ``*`` among them: every queue is one of these.
+
+    An iteration has the names alone.
+    """
 
     def __contains__(self, queue: object) -> bool:
         return True
@@ -17,7 +22,7 @@ class EveryQueue(tuple[str, ...]):
 
 def paused_among(names: Sequence[str]) -> Sequence[str]:
     """Paused queues, so that ``in`` says whether a queue is one of them."""
-    return EveryQueue(names) if "*" in names else names
+    return EveryQueue(names) if ALL_QUEUES in names else names
 
 
 def served_queues(given: Sequence[str], waiting: Callable[[], Iterable[str]]) -> list[str]:

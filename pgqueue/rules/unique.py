@@ -136,7 +136,8 @@ class Unique:
 
     @property
     def prefix(self) -> str:
-        """How the stored keys begin, but for a period, which the database tells."""
+        """How the stored keys begin.  The prefix of a period is that of its time, which the
+        database tells."""
         if self.across is not None:
             return KEY_ACROSS_QUEUES
         return KEY_UNTIL_SUCCEEDED if self.until == "succeeded" else ""

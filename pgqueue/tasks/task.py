@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.util import greenlet_spawn
 
 from pgqueue.arguments import Encoder, Payload
-from pgqueue.context import Around, JobContext
+from pgqueue.context import Around, JobContext, ReadOnlyMeta
 from pgqueue.database import async_sessions
 from pgqueue.database.autocommit import refuse_autocommit
 from pgqueue.database.callers import (
@@ -197,7 +197,8 @@ class Task(Generic[P, R]):
     ) -> R:
         """Run the function directly in a given session, as a test needs; writes no job.
 
-        The arguments are encoded as for a job and decoded again.  Flushes the session after the
+        The arguments are encoded as for a job and decoded again.  ``ctx.meta`` is that of
+        ``task.options(meta=...)``, and ``ctx.attempt`` is 1.  Flushes the session after the
         function, and commits nothing.
 
         Args:
@@ -206,7 +207,8 @@ class Task(Generic[P, R]):
             **kwargs: The arguments of the job by name.
 
         Returns:
-            What the function returns; of an async task, a coroutine to await.
+            What the function returns, also a :class:`Snooze` or :class:`Cancel`; of an async task,
+            a coroutine to await.
 
         Raises:
             ArgumentsError: The arguments do not fit the task.
@@ -564,9 +566,10 @@ class Task(Generic[P, R]):
 
     def limit_keys_of(self, queue: str, args: str, meta: str | None) -> str | None:
         """The keys of a job of this task in a queue, from its arguments and meta as JSON text."""
-        limits = (*self.own_limits, *self.owner.queue_limits.get(queue, ()))
         defaults = self._limits.defaults_of_keys
-        keys = LimitKeys(limits, secret=self._options.secret_args, defaults=defaults)
+        keys = LimitKeys(
+            self._limits_in(queue), secret=self._options.secret_args, defaults=defaults
+        )
         return keys.of(json.loads(args), json.loads(meta or "{}"))
 
     def edited(
@@ -595,8 +598,8 @@ class Task(Generic[P, R]):
     def check_meta(self, job: JobValues, meta: Mapping[str, Any]) -> None:
         """Raise OptionError if a new meta of a job has another value for a key of meta of which its
         unique key or the keys of its limits are made: the job may have been admitted under them."""
-        limits = (*self.own_limits, *self.owner.queue_limits.get(job.queue, ()))
-        names = LimitKeys(limits).names_in_meta | self._arguments.unique_keys.names_in_meta
+        limits = LimitKeys(self._limits_in(job.queue))
+        names = limits.names_in_meta | self._arguments.unique_keys.names_in_meta
         old, new = (values_of_keys({}, one) for one in (job.meta or {}, meta))
         for name in sorted(names):
             if old.get(name) != new.get(name):
@@ -613,6 +616,10 @@ class Task(Generic[P, R]):
                 f"{self._where}: job {job.id} cannot move from queue {job.queue} to {queue}: "
                 f"queue {limited} has limits; cancel it, and enqueue another job"
             )
+
+    def _limits_in(self, queue: str) -> tuple[Limit, ...]:
+        """The limits under which a job of this task is in a queue."""
+        return (*self.own_limits, *self.owner.queue_limits.get(queue, ()))
 
     def limited_among(self, *queues: str) -> str | None:
         """The first of these queues that has limits: no job moves to it, or leaves it."""
@@ -640,9 +647,8 @@ class Task(Generic[P, R]):
         self._arguments = Arguments(self.payload, options)
         names = self.payload.names
         self.own_limits = limits_of_task(options.limit, options.fair_by, self.name, names)
-        limits = (*self.own_limits, *self.owner.queue_limits.get(options.queue, ()))
         self._limits = LimitKeys(
-            limits,
+            self._limits_in(options.queue),
             secret=options.secret_args,
             defaults=lambda: self.payload.encode(self.payload.with_defaults({})),
         )
@@ -875,6 +881,7 @@ class Task(Generic[P, R]):
             queue=self._options.queue,
             task=self.name,
             session=session,
+            meta=ReadOnlyMeta(self._options.meta),
             finishing=PlainFinishing(self.owner.session, self.owner.async_session),
             resources=self.owner.provided,
         )

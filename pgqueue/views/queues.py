@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection
 
+from pgqueue.checks import ALL_QUEUES
 from pgqueue.filter_line import STATUSES, line_of
-from pgqueue.models import ALL_QUEUES, JobStatus
+from pgqueue.models import JobStatus
 from pgqueue.operations import Operations
 from pgqueue.repository.conditions import JobFilter
 from pgqueue.repository.health import Health

@@ -6,7 +6,8 @@ from datetime import timedelta
 from shlex import quote
 from typing import Any
 
-from pgqueue.models import ALL_QUEUES, JobStatus
+from pgqueue.checks import ALL_QUEUES
+from pgqueue.models import JobStatus
 from pgqueue.outcomes import AttemptEnd
 from pgqueue.redaction import MASK
 from pgqueue.repository.blocked import NOTHING, SKIPPED, named

@@ -118,7 +118,7 @@ class EventLoop(WorkerThread):
 
     @property
     def running_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop; the first call starts its thread."""
+        """The loop.  The first read starts its thread."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

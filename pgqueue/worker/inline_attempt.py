@@ -4,7 +4,7 @@ A transactional handler gets a savepoint, where a worker would give it a transac
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event
 from typing import Any
@@ -75,13 +75,14 @@ class InlineAttempt(RunningAttempt):
         task: Task[..., Any],
         *,
         worker_id: UUID,
+        resources: Mapping[Any, Any],
         sessions: sessionmaker[Session],
         layers: Sequence[Any],
         around_finish: Around,
         application: str,
         is_kept: bool,
     ) -> None:
-        super().__init__(claimed, task, worker_id=worker_id, stopping=Event())
+        super().__init__(claimed, task, worker_id=worker_id, stopping=Event(), resources=resources)
         self.connection = connection
         self.outer = connection.get_nested_transaction()
         self._sessions = sessions

@@ -114,19 +114,18 @@ class InlineWorker:
 
     def attempt(self, claimed: Claimed) -> InlineAttempt:
         """The attempt of a claimed job, whose handler has not started yet."""
-        attempt = InlineAttempt(
+        return InlineAttempt(
             self._connection,
             claimed,
             self._tasks[claimed.task],
             worker_id=self.worker_id,
+            resources=self._resources,
             sessions=self._sessions,
             layers=self._layers,
             around_finish=self._around_finish,
             application=self._application,
             is_kept=not self._retention.deletes_at_once(claimed.task, claimed.queue),
         )
-        attempt.resources = self._resources
-        return attempt
 
     def _pairs(self) -> list[ClaimCursor]:
         return ClaimCursors(self._served()).pairs(paused=self._paused().queues, from_start=True)

@@ -6,7 +6,7 @@ transaction holds an old snapshot, no vacuum removes these."""
 
 
 class Pace:
-    """How long a read takes that is repeated.
+    """Says how long to wait between two reads, from how long they take.
 
     The shorter of two in a row counts: the first one compiles its statement, and the machine may be
     busy once.
@@ -18,5 +18,5 @@ class Pace:
         """Seconds from one read to the next, for the share."""
 
     def took(self, seconds: float) -> None:
-        """Learn of a read."""
+        """Record how long a read took."""
         self.rest, self._before = SHARE * min(seconds, self._before), seconds

@@ -112,15 +112,14 @@ class WorkerRuntime:
 
     def attempt_of(self, claimed: Claimed) -> RunningAttempt:
         """An attempt of this worker that begins now."""
-        attempt = RunningAttempt(
+        return RunningAttempt(
             claimed,
             self.tasks[claimed.task],
             worker_id=self.identity.worker_id,
             stopping=self.stopping,
+            resources=self.resources.values,
             report=self.progress.report,
         )
-        attempt.resources = self.resources.values
-        return attempt
 
     def is_kept(self, claimed: Claimed) -> bool:
         """Whether a job stays in the tables if it succeeds."""

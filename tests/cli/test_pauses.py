@@ -114,7 +114,7 @@ def test_what_cannot_be_is_refused(queue: PgQueue) -> None:
         ("pause", "name a queue, a task with --task, or a key with --limit, --key"),
         ("pause --limit bank", "give --limit and --key together"),
         ("pause --key 7", "give --limit and --key together"),
-        ("pause --limit book --key 7", "the limit is by no argument; omit the key"),
+        ("pause --limit book --key 7", "the limit has no `by`; omit the key"),
         ("pause --limit bnk --key 7", "there is no such limit"),
         ("set-limit bnk 3", "limit bnk: there is no such limit; known are api, bank, book"),
         ("set-limit book 3", "limit book: its order is strict, and the capacity 3; give 1"),

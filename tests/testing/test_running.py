@@ -393,6 +393,14 @@ def test_run_gives_the_arguments_as_a_worker_reads_them(queue: PgQueue, session:
     assert session.scalar(select(func.count()).select_from(Job)) == 0
 
 
+def test_run_gives_the_meta_of_the_options(queue: PgQueue, session: Session) -> None:
+    @queue.task
+    def tenant(ctx: JobContext) -> object:
+        return ctx.meta["tenant"]
+
+    assert tenant.options(meta={"tenant": "acme"}).run(session) == "acme"
+
+
 def test_the_queue_must_be_named_if_there_are_several(queue: PgQueue, session: Session) -> None:
     other = PgQueue()
     for each in (queue, other):

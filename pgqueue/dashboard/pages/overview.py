@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from pgqueue.checks import ALL_QUEUES
 from pgqueue.dashboard.pages.queues import read_queues
 from pgqueue.dashboard.pages.tasks import HOUR, SPANS
 from pgqueue.dashboard.routing import Page, Request, Route
-from pgqueue.models import ALL_QUEUES
 from pgqueue.operations import Selection
 from pgqueue.operations.actions import ACTIONS
 from pgqueue.views import QueueView, QueueViews

@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from pgqueue.checks import ALL_QUEUES
 from pgqueue.dashboard.routing import Done, Page, Refused, Request, Route
-from pgqueue.models import ALL_QUEUES
 from pgqueue.views import QueueViews
 
 MOST_QUEUES = 500

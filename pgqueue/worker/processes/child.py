@@ -62,9 +62,8 @@ def run_jobs(
         claimed, reports = job.claimed, _Reports(channel, sending)
         task = tasks[claimed.task]
         notes.read()  # those for earlier jobs, which their handlers have not read
-        attempt = _Attempt(job, task, notes, reports)
+        attempt = _Attempt(job, task, notes, reports, resources)
         attempt.steps = steps_of(attempt)
-        attempt.resources = resources
         try:
             with _limited_memory(task):
                 context = attempt.context()
@@ -140,13 +139,19 @@ class _Attempt(RunningAttempt):
     """An attempt in its child: what the worker knows of it comes as notices."""
 
     def __init__(
-        self, job: ChildJob, task: Task[..., Any], notes: _Notices, reports: "_Reports"
+        self,
+        job: ChildJob,
+        task: Task[..., Any],
+        notes: _Notices,
+        reports: "_Reports",
+        resources: Mapping[Any, Any],
     ) -> None:
         super().__init__(
             job.claimed,
             task,
             worker_id=job.worker_id,
             stopping=Event(),
+            resources=resources,
             report=lambda _, progress: reports.report(progress),
         )
         self._notes = notes

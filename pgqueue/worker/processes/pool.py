@@ -72,11 +72,8 @@ class ProcessPool:
     def __init__(
         self, tasks: Tasks, around: Around, resources: Mapping[Any, Any], *, max_jobs: int
     ) -> None:
-        """
-        Args:
-            resources: What a child has for handlers.
-            max_jobs: After how many jobs a child is replaced, for handlers that leak memory.
-        """
+        """``resources``: what a child has for handlers.  ``max_jobs``: after how many jobs a child
+        is replaced, for handlers that leak memory."""
         self._is_needed = any(task.in_process for task in tasks.values())
         self._run_jobs = partial(run_jobs, tasks, around, resources)
         self._max_jobs = max_jobs

@@ -33,6 +33,7 @@ OF_WORKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that the worker handles, also if they are sent to the whole process group."""
 
 STDERR = 2
+"""The descriptor: ``sys.stderr`` may be another object of the application."""
 
 RunJobs = Callable[[socket.socket, socket.socket], None]
 
