@@ -1260,6 +1260,11 @@ class PgQueue(Operations):
 
 def _checked_wait(job: Job | int, timeout: timedelta) -> tuple[int, float]:
     """The id and the seconds of a wait.  Raises PgQueueError in a handler."""
+    if isinstance(job, OpenBatch):  # whose id is likely that of another job
+        raise ArgumentsError(
+            f"wait: a {job.KIND} is no job; wait for each of its jobs by its id, or for one that "
+            "waits for the others: flow.add(task.job(...), after=...) in queue.workflow(...)"
+        )
     job_id = checked_id(job.id if isinstance(job, Job) else job)
     check("wait: ", "timeout", timeout, span(AT_ONCE))
     if (running := running_job.get()) is not None:

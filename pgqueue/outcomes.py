@@ -134,7 +134,9 @@ class RetryLater(Exception):
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The error of an attempt: the exception that has led to a RetryLater, not the request."""
+    """The error of an attempt: what has led to a RetryLater; any timeout is a TimeoutError."""
+    if isinstance(error, TimeIsUp):  # our word for it; operators know that of Python
+        return TimeoutError(*error.args).with_traceback(error.__traceback__)
     if not isinstance(error, RetryLater):
         return error
     context = None if error.__suppress_context__ else error.__context__

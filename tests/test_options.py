@@ -74,6 +74,18 @@ def test_an_option_of_another_queue_is_answered_by_what_does_its_work_here(name:
         plain.options(**foreign)
 
 
+@pytest.mark.parametrize("name", ["depends_on", "ignore_result", "link_error", "job_id", "ttl"])
+def test_an_option_of_another_queue_is_not_answered_by_a_word_that_looks_like_it(name: str) -> None:
+    plain = PgQueue().task(print_nothing)
+    foreign: dict[str, Any] = {name: 1}
+
+    with pytest.raises(UnknownOption) as refused:
+        plain.options(**foreign)
+
+    assert "did you mean" not in str(refused.value)
+    assert "known are" not in str(refused.value)
+
+
 @pytest.mark.parametrize("option", OPTIONS_OF_WORKER, ids=lambda each: each.name)
 def test_every_option_of_a_worker_refuses_what_no_option_takes(option: Field[Any]) -> None:
     wrong: dict[str, Any] = {option.name: object()}

@@ -176,6 +176,12 @@ def test_a_function_of_another_signature_is_refused_at_once(function: Any) -> No
         Retry(function)
 
 
+@pytest.mark.parametrize("given", [3, [10, 30, 60]])
+def test_who_gives_a_number_or_pauses_is_told_what_to_write(given: Any) -> None:
+    with pytest.raises(OptionError, match=r"Retry\.constant.*; the number of attempts is max_att"):
+        Retry(given)
+
+
 @pytest.mark.parametrize(
     "answer",
     [None, math.nan, math.inf, -1, -0.001, 1e308, 10**400, True, "5", timedelta(-1), timedelta.max],

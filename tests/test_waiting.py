@@ -357,6 +357,15 @@ def test_a_wrong_timeout_is_refused(queue: PgQueue, timeout: Any) -> None:
         queue.wait(1, timeout=timeout)
 
 
+def test_a_batch_is_no_job_and_its_id_is_not_asked_for(queue: PgQueue) -> None:
+    with queue.session() as session, queue.workflow(session) as flow:
+        pass
+    wrong: Any = flow
+
+    with pytest.raises(ArgumentsError, match="wait: a workflow is no job; wait for each of its"):
+        queue.wait(wrong, timeout=LONG)
+
+
 def test_a_wrong_id_is_refused(queue: PgQueue) -> None:
     wrong: Any = "7"
     with pytest.raises(ArgumentsError, match="id"):

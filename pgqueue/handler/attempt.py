@@ -300,8 +300,10 @@ class RunningAttempt:
 
     def check(self) -> None:
         """End its handler, by raising, if it should not go on."""
+        if self.is_lost:
+            raise Cancel("the attempt has ended: its job is no longer this handler's")
         if self.is_cancelled():
-            raise Cancel("the job was cancelled, or its attempt has ended")
+            raise Cancel("the job was cancelled while its handler ran")
         if self.deadline is not None and time.monotonic() >= self.deadline:
             raise TimeIsUp(f"the handler ran longer than {self.settings.timeout}")
         if self.is_stopping():

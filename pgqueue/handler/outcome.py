@@ -283,7 +283,12 @@ def log_failure(
 def _consequence(outcome: Retried | Failed) -> str:
     if isinstance(outcome, Failed):
         return "the job has failed"
-    return "it is retried" + (f" in queue {outcome.queue}" if outcome.queue is not None else "")
+    words = "it is retried"
+    if outcome.delay:
+        words += f" after {outcome.delay.total_seconds():.1f} s"
+    if outcome.queue is not None:
+        words += f" in queue {outcome.queue}"
+    return words
 
 
 def log_error_after_finish(task: Task[..., Any], claimed: Claimed, error: ErrorReport) -> None:

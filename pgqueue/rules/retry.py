@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from pgqueue import redaction
-from pgqueue.checks import check_queue_name, check_whole
+from pgqueue.checks import check_queue_name, check_whole, quoted
 from pgqueue.errors import OptionError
 from pgqueue.outcomes import AttemptEnd, ErrorReport, Failed, Retried, RetryLater, cause_of
 
@@ -140,7 +140,11 @@ class Retry:
             return
         # Refuse a function with a wrong signature here, not at the first failure of a job.
         if not callable(function):
-            raise OptionError(f"Retry takes a function, not a {type(function).__name__}")
+            raise OptionError(
+                f"Retry({quoted(function)}): give a function(attempt, error) that returns the "
+                "pause, or write Retry.constant(...) or Retry.exponential(...); the number of "
+                "attempts is max_attempts of the task"
+            )
         try:
             inspect.signature(function).bind(1, Exception())
         except (TypeError, ValueError) as error:  # ValueError: some builtins have no signature

@@ -98,7 +98,14 @@ class TestCheck:
         attempt = self.attempt()
         attempt.ask_to_stop(Cancel())
 
-        with pytest.raises(Cancel):
+        with pytest.raises(Cancel, match="the job was cancelled while its handler ran"):
+            attempt.context().check()
+
+    def test_it_raises_when_the_attempt_has_ended(self) -> None:
+        attempt = self.attempt()
+        attempt.lose()
+
+        with pytest.raises(Cancel, match="the attempt has ended"):
             attempt.context().check()
 
     def test_it_raises_after_the_timeout(self) -> None:
@@ -169,4 +176,5 @@ def test_a_timeout_by_a_check_is_recorded_as_one(queue: PgQueue) -> None:
 
     assert Worker(queue).run_until_empty(timeout=60) == {"failed": 1}
     with queue.session() as session:
-        assert session.query(JobAttempt).one().outcome == "timeout"
+        attempt = session.query(JobAttempt).one()
+        assert (attempt.outcome, attempt.error_type) == ("timeout", "TimeoutError")

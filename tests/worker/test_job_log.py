@@ -45,6 +45,21 @@ def test_the_traceback_of_an_error_of_several_lines_is_printed_whole(
     assert logging.Formatter().format(record).endswith("ValueError: no such address\nsecond line")
 
 
+def test_the_line_of_a_failed_attempt_says_when_it_is_retried(
+    queue: PgQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    @queue.task(retry=Retry.constant(timedelta(minutes=1.5)))
+    def send() -> None:
+        raise ValueError("no such address")
+
+    send.delay()
+
+    run(queue)
+
+    [record] = of_level(caplog, logging.WARNING)
+    assert record.getMessage().endswith("; it is retried after 90.0 s")
+
+
 def test_a_failed_attempt_is_logged_with_its_exception_and_its_template(
     queue: PgQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
