@@ -107,6 +107,11 @@ def outcome_of(task: Task[..., Any], claimed: Claimed, returned: Any) -> Outcome
             f"task {task.name} returned a generator, none of which has run: a decorator hides a "
             "function that uses `yield`; iterate over it in the task"
         )
+    if isinstance(returned, type) and issubclass(returned, Cancel | Discard | Snooze | RetryLater):
+        raise TaskDefinitionError(
+            f"task {task.name} returned the class {returned.__name__}, which says nothing of this "
+            f"job; return what it makes, as in `return {returned.__name__}(...)`"
+        )
     return success(task, claimed, returned)
 
 

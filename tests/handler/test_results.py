@@ -19,7 +19,7 @@ from payloads import payload_for
 from pydantic import BaseModel
 from sqlalchemy import Engine
 
-from pgqueue import Job, PayloadError, PgQueue, Retry, Worker
+from pgqueue import Job, PayloadError, PgQueue, Retry, Snooze, Worker
 from pgqueue.handler.error_reports import MAX_RESULT_BYTES, storable_result
 
 
@@ -173,17 +173,26 @@ async def _async_rows() -> AsyncIterator[int]:
     yield 1
 
 
-@pytest.mark.parametrize("rows", [(n for n in range(3)), _async_rows()])
-def test_a_generator_that_a_handler_returns_fails_the_job(engine: Engine, rows: Any) -> None:
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ((n for n in range(3)), "returned a generator, none of which has run"),
+        (_async_rows(), "returned a generator, none of which has run"),
+        (Snooze, "returned the class Snooze, which says nothing of this job; return what it makes"),
+    ],
+)
+def test_what_cannot_be_meant_as_a_result_fails_the_job(
+    engine: Engine, returned: Any, words: str
+) -> None:
     queue = PgQueue(engine)
 
     @queue.task(name="export", retry=Retry.never())
     def decorated() -> Any:
-        return rows
+        return returned
 
     id = decorated.delay().id
 
     assert Worker(queue).run_until_empty(timeout=60) == {"failed": 1}
     with queue.session() as session:
         error = session.get_one(Job, id).last_error
-    assert "returned a generator, none of which has run" in str(error)
+    assert words in str(error)
