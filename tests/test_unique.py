@@ -526,6 +526,19 @@ def test_a_job_that_has_failed_or_was_cancelled_gives_the_key_of_its_period_back
     assert daily.options(delay=timedelta(minutes=1)).enqueue(session, 2).is_new
 
 
+def test_a_requeue_against_a_success_of_the_period_says_when_the_key_is_free(
+    session: Session,
+) -> None:
+    task = daily.options(unique=Unique(by=("page",), period=36_500 * DAY), max_attempts=1)
+    failed = task.delay(1, fails=True)
+    Worker(queue).run_until_empty(timeout=60)
+    task.delay(1)
+    Worker(queue).run_until_empty(timeout=60)
+
+    with pytest.raises(DuplicateJob, match=r"wait until that job .* or its period is over"):
+        queue.requeue(session, failed.id)
+
+
 def test_a_period_is_refused_where_it_could_not_hold(session: Session) -> None:
     with pytest.raises(OptionError, match="cannot ask the database for the period"):
         daily.job(1)

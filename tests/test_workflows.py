@@ -821,3 +821,16 @@ class TestRestart:
         assert f"unique key 'k' of job {first}" in refused(first, DuplicateJob)
         with session.begin():
             assert set(session.scalars(select(Job.id))) == {first, callback, plain, holder}
+
+    def test_a_job_that_holds_its_own_key_is_not_copied(self, rig: Rig, session: Session) -> None:
+        unique = Unique(by="name", until="succeeded")
+        rig.failing.add("x")
+        with session.begin(), rig.queue.workflow(session) as flow:
+            first = flow.add(rig.note.options(unique=unique).job("x")).id
+        rig.work()
+
+        words = (
+            "held by this job or by another one.*requeue this job.*has succeeded, or was deleted"
+        )
+        with pytest.raises(DuplicateJob, match=words), session.begin():
+            rig.queue.restart_workflow(session, first)

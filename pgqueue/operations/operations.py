@@ -50,7 +50,7 @@ from pgqueue.repository.signals import Signals
 from pgqueue.repository.workers import Workers, WorkerState
 from pgqueue.repository.workflows import Workflows
 from pgqueue.rules.limits import Limit, Limited, by_name, check_capacity, checked_key, key_of
-from pgqueue.rules.unique import stored_forms
+from pgqueue.rules.unique import stored_forms, when_free
 from pgqueue.schedules import Schedules
 from pgqueue.tasks import Task
 from pgqueue.tasks.editing import CHANGEABLE, Changes
@@ -538,9 +538,11 @@ class Operations:
             )
         nodes, taken = restarts.following(job_id, workflow)
         if taken:
+            key = nodes[taken[0]]
             raise DuplicateJob(
-                f"{where}: another job holds the unique key {nodes[taken[0]]!r} of job {taken[0]}, "
-                "which would be copied; nothing was changed"
+                f"{where}: the unique key {key!r} of job {taken[0]}, which would be copied, is "
+                "held by this job or by another one, so nothing was changed; requeue this job if "
+                f"it has failed, or wait until {when_free(key, 'the holder')}"
             )
         return restarts.restart(workflow, nodes)
 

@@ -166,7 +166,7 @@ class Restarts:
 
     def following(self, job_id: int, workflow: Restartable) -> tuple[Mapping[int, Any], list[int]]:
         """The nodes of a workflow that follow a job, each with its unique key or its name, and the
-        jobs of these whose unique keys other jobs hold."""
+        jobs of these whose unique keys are held, by themselves or by others."""
         given = {"job_ids": array_of([str(job_id)]), "workflow_id": workflow.id}
         rows = self._executor.execute(following(), given).all()
         return {row[0]: row[1] for row in rows}, [row[0] for row in rows if row[2]]

@@ -173,11 +173,16 @@ def is_across_queues(stored_key: str | None) -> bool:
     return stored_key is not None and stored_key.startswith(KEY_ACROSS_QUEUES)
 
 
-def when_free(stored_key: str | None) -> str:
-    """Return in words when a job that holds this key gives it up."""
+def when_free(stored_key: str | None, holder: str = "that job") -> str:
+    """Return in words when the job that holds this key gives it up.
+
+    ``holder``: what the sentence calls the job.
+    """
     if stored_key is not None and stored_key.startswith(KEY_UNTIL_SUCCEEDED):
-        return "that job has succeeded, or was deleted after it had failed"
-    return "that job has ended"
+        return f"{holder} has succeeded, or was deleted after it had failed"
+    if stored_key is not None and stored_key.startswith(KEY_OF_PERIOD):
+        return f"{holder} has failed or was cancelled, or its period is over"
+    return f"{holder} has ended"
 
 
 def storable_key(key: Any, task_name: str, prefix: str = "") -> str | None:

@@ -120,7 +120,10 @@ def _manager_of(made: Any, loop: EventLoop | HostLoop | None) -> AbstractContext
     # Asked first: an object of aiohttp has both, and its __enter__ raises.
     if hasattr(type(made), "__aenter__"):
         if loop is None:
-            raise PgQueueError("it is async, and a child process has no event loop")
+            raise PgQueueError(
+                "it is async, and a child process has no event loop; make it a plain function, or "
+                "omit executor='process'"
+            )
         return held_on(loop.running_loop, made)
     if not hasattr(type(made), "__enter__"):
         raise PgQueueError(

@@ -140,14 +140,13 @@ class Slot(WorkerThread):
 
     def _end(self, attempt: RunningAttempt, outcome: Outcome | None) -> bool:
         """Pass an attempt's outcome to the settler; False if another thread has the slot now."""
-        self.current = None
         is_first = attempt.finish()  # False: another thread has taken the attempt
         self.ran += 1
         self.busy += attempt.ended_at - attempt.started_at
         if is_first:
             self.runtime.ledger.ran(attempt, outcome)
-            return True
-        return not attempt.is_abandoned
+        self.current = None  # after the outcome was passed on: an interrupt waits for it
+        return is_first or not attempt.is_abandoned
 
     def _outcome_after_error(self, attempt: RunningAttempt, error: Exception) -> Outcome | None:
         """The outcome after an error outside of the handler; None if nothing is left to settle.

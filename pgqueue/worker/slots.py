@@ -13,6 +13,9 @@ from pgqueue.worker.threads import wait_until
 OBEY_WITHIN = 3.0
 """Seconds for which the worker waits, before it ends, for handlers past their timeout: those that
 look at ``ctx.is_cancelled()`` may all have been overdue at the same moment."""
+PASS_ON_WITHIN = 2.0
+"""Seconds for which an interrupt waits for threads that pass on an outcome, which takes no time if
+the machine is not busy."""
 
 
 class Slots:
@@ -88,10 +91,18 @@ class Slots:
             run.lose()
 
     def interrupt(self) -> bool:
-        """Settle all attempts as interrupted; returns whether there were any."""
+        """Settle all attempts as interrupted; returns whether there were any.
+
+        The settler may end after this: the outcomes of attempts that end at this moment are passed
+        on before.
+        """
         with timeouts.staying(runs := self.attempts()):
             lost = [run for run in runs if run.lose()]
             self._settle([(run, Interrupted(run.task.settings.max_interruptions)) for run in lost])
+        ending = [run for run in runs if not run.is_lost]
+        wait_until(
+            lambda: not any(run in self.attempts() for run in ending), lambda: PASS_ON_WITHIN
+        )
         return bool(lost)
 
     def watch(self) -> None:
