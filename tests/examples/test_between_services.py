@@ -1,12 +1,11 @@
 """Enqueues by a trigger and by a program in Node, as their page shows them."""
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from documents import ROOT
+from node_programs import can_run_node, run_node
 from sqlalchemy import Engine, text
 
 from pgqueue import Limit, PgQueue, Unique, Worker
@@ -43,29 +42,13 @@ def test_a_new_row_enqueues_its_job(engine: Engine) -> None:
     assert sorted(mailer.welcomed) == [1, 2]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_a_program_in_node_enqueues(engine: Engine, tmp_path: Path) -> None:
-    has_pg = subprocess.run(["node", "-e", "require('pg')"], capture_output=True, check=False)
-    if has_pg.returncode != 0:
-        pytest.skip("Node finds no package pg; name its folder in NODE_PATH")
+    if not can_run_node(tmp_path):
+        pytest.skip("no Node with its package pg; name the folder of the package in NODE_PATH")
     mailer = Mailer(engine)
-    # An import finds packages beside the file only, and not in NODE_PATH.
-    found = ["node", "-p", "require('path').resolve(require.resolve('pg/package.json'), '../..')"]
-    packages = subprocess.run(found, capture_output=True, text=True, check=True).stdout.strip()
-    (tmp_path / "node_modules").symlink_to(packages)
     shutil.copy(EXAMPLE / "enqueue.mjs", tmp_path)
-    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
-    done = subprocess.run(
-        ["node", "enqueue.mjs"],
-        cwd=tmp_path,
-        env={**os.environ, "DATABASE_URL": url},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    run_node(tmp_path / "enqueue.mjs", engine.url)
 
-    assert done.returncode == 0, done.stderr
     assert mailer.work() == {"succeeded": 1}
     assert mailer.welcomed == [10]
