@@ -8,7 +8,7 @@ from typing import Any
 from pgqueue.arguments.json_copy import JsonCopy
 from pgqueue.arguments.refusals import Refusal
 from pgqueue.arguments.text import size_of, write
-from pgqueue.errors import OptionError
+from pgqueue.errors import OptionError, TaskDefinitionError
 
 MAX_META_BYTES = 16_384
 MAX_TAGS = 32
@@ -58,6 +58,18 @@ def names_key_of_meta(name: str) -> bool:
             f"{RESERVED}"
         )
     return True
+
+
+def check_names_in_by(what: str, names: Iterable[str], parameters: Iterable[str]) -> None:
+    """Raise TaskDefinitionError for a name that is neither a parameter of the task nor a key of
+    meta.  ``what``: the beginning of the message, before the name."""
+    known = [*parameters]
+    for name in names:
+        if not names_key_of_meta(name) and name not in known:
+            raise TaskDefinitionError(
+                f"{what} {name!r}, which is not a parameter of the task; it may name "
+                f"{', '.join([*known, 'a key of meta as meta.tenant'])}"
+            )
 
 
 def values_of_keys(args: Mapping[str, Any], meta: Mapping[str, Any]) -> Mapping[str, Any]:

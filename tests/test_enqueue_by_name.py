@@ -4,13 +4,13 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from enqueued_at_once import enqueue_and_run
 from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -176,19 +176,7 @@ def test_limits_and_unique_keys_hold_while_sql_and_python_enqueue_at_once(
         connection.execute(text(by_name), {"task": "alone", "n": n % 3})
         connection.execute(text(by_name), {"task": "daily", "n": n})
 
-    def enqueue_all(enqueue: Callable[[Connection, int], None]) -> None:
-        for n in range(40):
-            with engine.begin() as connection:
-                enqueue(connection, n)
-
-    with ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(running(Worker(declared.queue)))
-        clients = stack.enter_context(ThreadPoolExecutor())
-        list(clients.map(enqueue_all, [in_python, in_sql] * 2))
-        has_ended = "SELECT bool_and(outcome = 'succeeded') FROM pgqueue.jobs"
-        with engine.connect() as connection:
-            wait_until(lambda: connection.scalar(text(has_ended)))
+    enqueue_and_run(declared.queue, engine, in_python, in_sql)
 
     assert declared.overlaps == []
     assert sorted(declared.ran) == list(range(40)), "each unique job has run once"

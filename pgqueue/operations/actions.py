@@ -441,7 +441,7 @@ _ON_OTHERS = (
         target=Target.WORKER,
         right="workers",
         help="Make a quiet worker claim jobs again.",
-        done="quiet no more",
+        done="no longer quiet",
     ),
     Action(
         name="restart_workflow",

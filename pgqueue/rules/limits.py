@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from pgqueue.arguments.text import canonical_text
 from pgqueue.errors import OptionError, TaskDefinitionError
-from pgqueue.meta import names_key_of_meta, values_of_keys
+from pgqueue.meta import check_names_in_by, names_key_of_meta, values_of_keys
 from pgqueue.redaction import MASK
 from pgqueue.rules.spans import exactly
 
@@ -246,13 +246,8 @@ def limits_of_task(
             'fair_by="tenant_id", a key of meta as "meta.tenant", or a tuple of names'
         ) from error
     for one in (*given, *turns):
-        for name in one.by:
-            if not names_key_of_meta(name) and name not in parameters:
-                what = "fair_by is" if one.is_fair else "a limit is by"
-                raise TaskDefinitionError(
-                    f"task {task_name}: {what} {name!r}, which is not a parameter of the "
-                    f"task; it may name {', '.join([*parameters, 'a key of meta as meta.tenant'])}"
-                )
+        what = "fair_by is" if one.is_fair else "a limit is by"
+        check_names_in_by(f"task {task_name}: {what}", one.by, parameters)
     named = tuple(one.named(task_name) for one in (*given, *turns))
     names = [one.name for one in named]
     for name in names:

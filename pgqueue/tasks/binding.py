@@ -8,8 +8,8 @@ from typing import Any
 
 from pgqueue.arguments.payload import Payload, in_batch
 from pgqueue.arguments.text import LARGEST_TEXT, canonical_text
-from pgqueue.errors import ArgumentsError, OptionError, PayloadError, TaskDefinitionError
-from pgqueue.meta import names_key_of_meta, values_of_keys
+from pgqueue.errors import ArgumentsError, OptionError, PayloadError
+from pgqueue.meta import check_names_in_by, names_key_of_meta, values_of_keys
 from pgqueue.options import Options, refuse_unknown_secrets, refuse_wrong_renames
 from pgqueue.repository.enqueue import NewJobRow
 from pgqueue.rules.limits import LimitKeys
@@ -195,11 +195,5 @@ class UniqueKeys:
 
     def _names_of(self, unique: Unique) -> tuple[str, ...]:
         names = self._payload.names if unique.by is None else unique.by
-        for name in names:
-            if not names_key_of_meta(name) and name not in self._payload.names:
-                known = ", ".join([*self._payload.names, "a key of meta as meta.tenant"])
-                raise TaskDefinitionError(
-                    f"task {self._task_name}: Unique: by has {name!r}, which is not a parameter of "
-                    f"the task; it may have {known}"
-                )
+        check_names_in_by(f"task {self._task_name}: Unique: by has", names, self._payload.names)
         return tuple(sorted(set(names)))

@@ -144,7 +144,7 @@ class Heartbeat(Loop):
         else:
             if beat.is_quiet is not identity.is_quiet:
                 words = "is quiet: it claims no more jobs"
-                words = words if beat.is_quiet else "is quiet no more: it claims jobs again"
+                words = words if beat.is_quiet else "is no longer quiet: it claims jobs again"
                 logger.info("worker %s %s", identity.worker_id, words)
                 identity.is_quiet = beat.is_quiet
             identity.acknowledged(sent_at=sent_at)

@@ -393,7 +393,7 @@ def test_workers_are_made_quiet_by_id(engine: Engine) -> None:
     document = command(queue, "unquiet", "--json", str(second))
 
     assert (told.returncode, document.returncode) == (1, 0)
-    assert told.stdout == f"{second}: quiet no more\n"
+    assert told.stdout == f"{second}: no longer quiet\n"
     workers = json.loads(document.stdout)["workers"]
     assert workers == [{"id": str(second), "is_live": True, "is_quiet": False}]
     with Session(engine) as session:

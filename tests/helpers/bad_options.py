@@ -160,7 +160,7 @@ DECLARED: list[Option] = [
         OptionError,
         "both unique and unique_key",
     ),
-    ("unique by", {"unique": Unique(by=("x",))}, TaskDefinitionError, "'x', .* may have n"),
+    ("unique by", {"unique": Unique(by=("x",))}, TaskDefinitionError, "'x', .* may name n"),
     ("expires_in 0", {"expires_in": timedelta(0)}, OptionError, "expires_in .* above zero"),
     ("aliases text", {"aliases": "old"}, OptionError, "aliases is 'old'; give the names"),
     ("aliases own name", {"name": "a.plain", "aliases": ["a.plain"]}, OptionError, "had before"),

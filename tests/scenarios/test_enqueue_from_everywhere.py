@@ -1,4 +1,7 @@
-"""Python, SQL and Node enqueue at once, while workers are killed."""
+"""Python, SQL and Node enqueue at once, while workers are killed.
+
+Node takes part if it finds its package pg, whose folder ``NODE_PATH`` names.
+"""
 
 import os
 import subprocess

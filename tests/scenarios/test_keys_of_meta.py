@@ -4,15 +4,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from enqueued_at_once import enqueue_and_run
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
-from worker_rig import running, wait_until
 
 from pgqueue import (
     Change,
@@ -95,8 +93,9 @@ def test_the_values_of_a_key_of_meta_take_turns(shop: Shop, session: Session) ->
 def test_a_limit_by_meta_holds_while_sql_and_python_enqueue_at_once(
     declared: Shop, engine: Engine
 ) -> None:
-    by_name = "SELECT pgqueue.enqueue('alone', meta => jsonb_build_object('tenant', :n::int))"
-    by_name = by_name.replace(":n::int", "CAST(:n AS int)")
+    by_name = (
+        "SELECT pgqueue.enqueue('alone', meta => jsonb_build_object('tenant', CAST(:n AS int)))"
+    )
 
     def in_python(connection: Connection, n: int) -> None:
         declared.alone.options(meta={"tenant": n % 3}).enqueue(connection)
@@ -104,20 +103,10 @@ def test_a_limit_by_meta_holds_while_sql_and_python_enqueue_at_once(
     def in_sql(connection: Connection, n: int) -> None:
         connection.execute(text(by_name), {"n": n % 3})
 
-    def enqueue_all(enqueue: Callable[[Connection, int], None]) -> None:
-        for n in range(40):
-            with engine.begin() as connection:
-                enqueue(connection, n)
+    enqueue_and_run(declared.queue, engine, in_python, in_sql)
 
-    with ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(running(Worker(declared.queue)))
-        clients = stack.enter_context(ThreadPoolExecutor())
-        list(clients.map(enqueue_all, [in_python, in_sql] * 2))
-        has_ended = "SELECT count(*) = 160 AND bool_and(outcome = 'succeeded') FROM pgqueue.jobs"
-        with engine.connect() as connection:
-            wait_until(lambda: connection.scalar(text(has_ended)))
-
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM pgqueue.jobs")) == 160
     assert declared.overlaps == []
 
 

@@ -157,7 +157,7 @@ def test_an_own_key_is_stored_as_it_is_and_may_be_left_out() -> None:
 
 
 def test_an_unknown_name_is_refused_where_the_task_is_declared() -> None:
-    with pytest.raises(TaskDefinitionError, match=r"by has 'customer'.*it may have n"):
+    with pytest.raises(TaskDefinitionError, match=r"by has 'customer'.*it may name n"):
 
         @queue.task(name="tests.unknown", unique=Unique(by=("customer",)))
         def unknown(n: int) -> None: ...
