@@ -17,15 +17,16 @@ from pgqueue.testing import assert_enqueued, run_jobs
 
 @pytest.fixture
 def partner(monkeypatch):
-    """The webhook of the partner; the keys of its calls, and the statuses of its next answers."""
+    """The webhook of the partner; its calls (key, order), and the statuses of its next answers."""
 
     @Request.application
     def answer(request):
-        partner.keys.append(request.headers["Idempotency-Key"])
+        # A body that is not read blocks the server until the caller closes its connection.
+        partner.calls.append((request.headers["Idempotency-Key"], request.get_json()["order"]))
         return Response(status=partner.statuses.pop() if partner.statuses else 200)
 
     partner = make_server("127.0.0.1", 0, answer)
-    partner.keys, partner.statuses = [], []
+    partner.calls, partner.statuses = [], []
     monkeypatch.setenv("PARTNER_URL", f"http://127.0.0.1:{partner.port}/")
     thread = Thread(target=partner.serve_forever)
     thread.start()
@@ -95,4 +96,4 @@ def test_a_webhook_is_called_again_with_the_same_key(app, partner, pgqueue_sessi
         run_jobs(db.session, until=timedelta(minutes=1))
 
         assert job.result == 200
-        assert partner.keys == [str(job.id)] * 2
+        assert partner.calls == [(str(job.id), 7)] * 2
