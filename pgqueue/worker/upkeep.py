@@ -1,7 +1,8 @@
 """Upkeep: reads twice a second what operators want and which workers have died, and rescues jobs.
 
 It has a connection of its own, because an application may lock the tables for a long time.  If a
-table is locked, upkeep tries again later, and the worker uses what was read before.
+table is locked, upkeep tries again later, and the worker uses what was read before; a locked table
+of schedules, batches or workflows delays no pause, no cancel and no rescue.
 """
 
 import time
@@ -12,6 +13,7 @@ from sqlalchemy import Connection
 
 from pgqueue.database.settings import UPKEEP
 from pgqueue.repository.rescue import Rescued, SeenWorker
+from pgqueue.repository.workers import Notices
 from pgqueue.worker.claiming.sweeps import LATEST_SWEEP
 from pgqueue.worker.duties import depths, minutes
 from pgqueue.worker.duties.admit import Admitter
@@ -62,6 +64,9 @@ class ReadNotices(Duty):
         self._timers = timers
         self._looks = looks
         self._janitor = janitor
+        self._has_read_all = False
+        """Whether the last read of everything has succeeded.  If not, the notices that stop jobs
+        are read first, by themselves."""
         self._swept_to: int | None = None
         """Up to where the last sweep has read what waits for ended jobs."""
         self._sweep_at, self._pace = float("-inf"), Pace()
@@ -82,12 +87,26 @@ class ReadNotices(Duty):
         dead, self.dead = self.dead, ()
         if dead:
             declare_dead(connection, dead)
-        scheduled = None if self._timers is None else self._timers.task_names
+        if not self._has_read_all:
+            self._read(connection, running)
+        self._has_read_all = False
+        self._read_all(connection, running)
+        self._has_read_all = True
+        return began + READ_EVERY - time.monotonic()
+
+    def _read(self, connection: Connection, running: Sequence[int]) -> None:
+        """Read what operators want and which workers have died: no table of schedules, workflows or
+        batches, which may be locked."""
+        self._do(connection, self._rescue.read_notices(connection, running=running))
+
+    def _read_all(self, connection: Connection, running: Sequence[int]) -> None:
+        """Read in the same statement what is due, and what waits for ended jobs."""
+        began = time.monotonic()
         sweeps = self._looks is not None and began >= self._sweep_at
         notices = self._rescue.read_notices(
             connection,
             running=running,
-            scheduled=scheduled,
+            scheduled=None if self._timers is None else self._timers.task_names,
             sweeps=sweeps,
             swept_to=self._swept_to,
         )
@@ -95,6 +114,9 @@ class ReadNotices(Duty):
             self._swept_to = notices.swept_to
             self._pace.took(time.monotonic() - began)
             self._sweep_at = began + min(self._pace.rest, LATEST_SWEEP)
+        self._do(connection, notices)
+
+    def _do(self, connection: Connection, notices: Notices) -> None:
         if self._looks is not None and notices.over:
             self._looks.ended(notices.over)
         self._runtime.identity.paused = notices.paused
@@ -109,7 +131,6 @@ class ReadNotices(Duty):
             self._janitor.keep_deadlines()
         self._slots.cancel(notices.cancelled, notices.killed)
         self._rescue.rescue(connection, notices)
-        return began + READ_EVERY - time.monotonic()
 
     def _rescued(self, attempts: Sequence[Rescued]) -> None:
         self._admitter.look()
