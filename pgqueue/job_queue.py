@@ -671,6 +671,7 @@ class PgQueue(Operations):
         args: Args = (),
         catch_up: CatchUp = "last",
         overlap: OverlapName = "allow",
+        at_once: bool = False,
         **options: Unpack[ScheduleOptions],
     ) -> Callable[[T], T]:
         """Enqueue jobs of a task regularly.
@@ -700,6 +701,8 @@ class PgQueue(Operations):
                 number up to 1000: the last so many; "none": none that is more than a minute late.
             overlap: What happens to a tick while the job of the tick before is unfinished: "allow"
                 enqueues its job, "skip" drops the tick, "wait" lets it wait.
+            at_once: Whether the first tick is when the first worker writes the schedule into the
+                table, and not the next of the rule.  Later starts and changes fire no tick.
             **options: ``queue``, ``priority``, ``max_attempts``, ``unique_key``, ``meta`` and
                 ``tags`` of the jobs.
 
@@ -720,7 +723,7 @@ class PgQueue(Operations):
         def declare(task: T) -> T:
             own = name or str(getattr(task, "name", "of a function"))
             rule = checked_rule(f"schedule {own}: ", cron, every, timezone, days)
-            new = declaration(task, rule, own, args, catch_up, overlap, options)
+            new = declaration(task, rule, own, args, catch_up, overlap, options, at_once=at_once)
             self.schedules.declare(task, new)
             return task
 

@@ -68,6 +68,12 @@ class Declaration:
     options: Mapping[str, Any]
     declared_in: str | None = None
     make_args: ArgsMaker | None = None
+    at_once: bool = False
+    """Whether the first tick is when the row is written.  Not a part of the row."""
+
+    def first_tick(self, now: datetime) -> datetime | None:
+        """When the first tick of a row that is written now is due."""
+        return now if self.at_once else next_after(self.rule, now, None)
 
     def columns(self) -> dict[str, Any]:
         """The values of the columns that an application chooses."""
@@ -132,6 +138,7 @@ class Schedules:
         args: tuple[Any, ...] | Mapping[str, Any] = (),
         catch_up: CatchUp = "last",
         overlap: OverlapName = "allow",
+        at_once: bool = False,
         **options: Unpack[ScheduleOptions],
     ) -> None:
         """Add a schedule, which takes effect when the caller's transaction commits.
@@ -147,6 +154,7 @@ class Schedules:
             args: As for :meth:`PgQueue.schedule`.
             catch_up: As for :meth:`PgQueue.schedule`.
             overlap: As for :meth:`PgQueue.schedule`.
+            at_once: Whether the first tick is now, and not the next of the rule.
             **options: As for :meth:`PgQueue.schedule`.
 
         Raises:
@@ -158,7 +166,7 @@ class Schedules:
             >>> queue.schedules.add(session, mail, "0 9 * * 1", name="ann", args=("ann@",))
         """
         rule = checked_rule(f"schedule {name}: ", cron, every, timezone, days)
-        new = declaration(task, rule, name, args, catch_up, overlap, options)
+        new = declaration(task, rule, name, args, catch_up, overlap, options, at_once=at_once)
         if new.make_args is not None:
             raise OptionError(
                 f"schedule {name}: args is a function, which the table cannot store; give a tuple "
@@ -433,7 +441,7 @@ class Schedules:
                 catch_up=new.catch_up,
                 overlap=new.overlap,
                 declared_in=new.declared_in,
-                next_at=next_after(new.rule, now, None),
+                next_at=new.first_tick(now),
                 last_tick_at=None,
                 last_job_id=None,
                 paused_at=None,
@@ -508,7 +516,7 @@ class Schedules:
             **new.columns(),
             "name": new.name,
             "application": self._application,
-            "next_at": next_after(new.rule, now, None),
+            "next_at": new.first_tick(now),
         }
 
 
@@ -520,6 +528,8 @@ def declaration(
     catch_up: Any,
     overlap: Any,
     options: Mapping[str, Any],
+    *,
+    at_once: Any = False,
 ) -> Declaration:
     """Return a schedule of a task, checked; raises OptionError and what the arguments raise."""
     where = f"schedule {name}: "
@@ -537,6 +547,8 @@ def declaration(
             f"{where}the options of task.options(...) would be lost; give queue, priority, "
             "max_attempts, unique_key, meta and tags to the schedule, and others to the task"
         )
+    if not isinstance(at_once, bool):
+        raise OptionError(f"{where}at_once is {at_once!r}; give True or False")
     number = checked_catch_up(where, catch_up)
     checked = checked_options(task, name, options)
     make_args = args if callable(args) else None
@@ -551,6 +563,7 @@ def declaration(
         args="{}" if make_args is not None else task.stored(args),
         options=checked,
         make_args=make_args,
+        at_once=at_once,
     )
 
 

@@ -31,6 +31,14 @@ def jobs(queue: PgQueue) -> list[Job]:
         return list(session.scalars(select(Job).order_by(Job.id)))
 
 
+def fire(queue: PgQueue) -> None:
+    """Fire the ticks that are due."""
+    ticks = Ticks(queue.tasks, array_of(queue.tasks), queue.schedules)
+    with queue.engine.connect() as connection:
+        ticks.fire(connection)
+    ticks.close()
+
+
 @pytest.mark.parametrize(
     ("word", "cron"),
     [
@@ -136,10 +144,7 @@ class TestMadeArguments:
         """Fire the ticks of the last hours, the first of which was at this time."""
         with queue.engine.begin() as connection:
             connection.execute(text(f"UPDATE pgqueue.schedules SET next_at = {at}"))
-        ticks = Ticks(queue.tasks, array_of(queue.tasks), queue.schedules)
-        with queue.engine.connect() as connection:
-            ticks.fire(connection)
-        ticks.close()
+        fire(queue)
 
     def test_a_function_of_the_tick_makes_them_or_wants_no_job(
         self, queue: PgQueue, asked: list[datetime]
@@ -196,6 +201,37 @@ class TestMadeArguments:
             queue.schedules.add(session, task, "@daily", name="s")
             with pytest.raises(ArgumentsError, match="give a tuple of positional"):
                 queue.schedules.change(session, "s", args=args)
+
+
+class TestAtOnce:
+    def test_the_first_tick_is_when_the_code_is_written_first(self, engine: Engine) -> None:
+        def deploy(cron: str) -> list[datetime]:
+            """Start an application with this rule; returns the last tick that was fired."""
+            queue = PgQueue(engine)
+            queue.schedule(cron, at_once=True)(queue.task(name="t")(lambda: None))
+            with queue.engine.begin() as connection:
+                queue.schedules.synchronise(connection)
+            fire(queue)
+            with queue.session() as session:
+                return [tick for tick in session.scalars(select(Schedule.last_tick_at)) if tick]
+
+        began = datetime.now(UTC)
+        [first] = deploy("0 0 1 1 *")
+
+        assert abs(first - began) < timedelta(minutes=5)
+        assert deploy("0 0 1 1 *") == deploy("0 0 2 1 *") == [first]
+        with Session(engine) as session:
+            assert len(session.scalars(select(Job)).all()) == 1
+
+    def test_of_the_table_too(self, queue: PgQueue) -> None:
+        task = queue.task(name="t")(lambda: None)
+        with queue.session() as session, session.begin():
+            with pytest.raises(OptionError, match="at_once is 'yes'; give True or False"):
+                queue.schedules.add(session, task, "@yearly", name="s", at_once="yes")  # type: ignore[arg-type]
+            queue.schedules.add(session, task, "@yearly", name="s", at_once=True)
+        fire(queue)
+
+        assert len(jobs(queue)) == 1
 
 
 class TestBackfill:
