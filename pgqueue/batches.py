@@ -54,7 +54,7 @@ class OpenBatch(ABC):
     KIND = "batch"
     OF_KIND = OF_BATCH
     """The key, in the meta of each of its jobs, of its id."""
-    is_open = False
+    is_open: bool = False
     """Whether its block is running."""
 
     def __init__(self, session: Any, where: str) -> None:

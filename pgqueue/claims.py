@@ -54,13 +54,13 @@ class ClaimedJob:
         self, running: RunningAttempt, args: dict[str, Any], session: Any, layers: Sequence[Any]
     ) -> None:
         claimed = running.claimed
-        self.task = running.task
-        self.job_id = claimed.job_id
+        self.task: Task[..., Any] = running.task
+        self.job_id: int = claimed.job_id
         self.args = args
         """The arguments by name, decoded."""
-        self.attempt = claimed.attempt
-        self.max_attempts = claimed.max_attempts
-        self.meta = read_meta(claimed.meta)
+        self.attempt: int = claimed.attempt
+        self.max_attempts: int = claimed.max_attempts
+        self.meta: dict[str, Any] = read_meta(claimed.meta)
         self.result: Any = None
         """Set it to store it as ``job.result``."""
         self.outcome: AttemptOutcome | None = None
@@ -138,7 +138,7 @@ class OpenClaim:
         self._resources = resources
         self._callbacks = callbacks
         self._notify = notify
-        self.has_more = False
+        self.has_more: bool = False
         """Whether the block got None although other jobs may be due: so many that cannot run were
         ended before them that it is time to commit, and to claim again."""
 

@@ -194,9 +194,9 @@ class PgQueue(Operations):
                 "PgQueue: secret must be a text that is not empty; give random characters"
             )
         self._secret = secret
-        self.encoders = _checked_encoders({} if encoders is None else encoders)
+        self.encoders: dict[type, Encoder] = _checked_encoders({} if encoders is None else encoders)
         self._nodes = nodes if nodes is None or nodes == CITUS else checked_nodes(nodes)
-        self.schedules = Schedules(self.tasks, self.find, application)
+        self.schedules: Schedules = Schedules(self.tasks, self.find, application)
         self.attempt_callbacks: list[AttemptCallback] = []
         self.middlewares: list[Callable[[JobContext], Any]] = []
         self.meta_sources: list[MetaSource] = []
@@ -208,7 +208,7 @@ class PgQueue(Operations):
         self._queue_keep = _checked_queues(queue_keep or {})
         for queue in queue_limits if isinstance(queue_limits, Mapping) else ():
             check_queue_name(queue, "PgQueue: queue_limits: ")
-        self.queue_limits = limits_of_queues(queue_limits or {})
+        self.queue_limits: dict[str, tuple[Limit, ...]] = limits_of_queues(queue_limits or {})
         self._sessions: sessionmaker[Session] | None = None
         self._pid = os.getpid()
         _queues.add(self)

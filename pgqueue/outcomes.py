@@ -53,7 +53,7 @@ class Suspended(BaseException):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
-        self.delay = timedelta(seconds=seconds)
+        self.delay: timedelta = timedelta(seconds=seconds)
 
 
 class Stopped(BaseException):

@@ -84,8 +84,8 @@ class Ended(Domain, Text):
 class Base(DeclarativeBase):
     """Has its own metadata: the application's autogenerate does not see these tables."""
 
-    metadata = MetaData(schema=SCHEMA)
-    type_annotation_map = {
+    metadata: ClassVar[MetaData] = MetaData(schema=SCHEMA)
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
         str: Text,
         datetime: FiniteTime(),
         dict[str, Any]: JSONB(none_as_null=True),

@@ -50,7 +50,7 @@ class Batch(Base):
     workflow_id: Mapped[int | None] = mapped_column(BigInteger)
     """Of a group of jobs, the workflow to which they belong."""
 
-    __table_args__ = (
+    __table_args__: Any = (
         CheckConstraint("(outcome IS NULL) = (ended_at IS NULL)", name="batches_ended_at"),
         Index("batches_open", "id", postgresql_where=text("ended_at IS NULL")),
         Index(
@@ -74,7 +74,7 @@ class BatchJob(Base):
     """
 
     __tablename__ = "batch_jobs"
-    __table_args__ = (Index("batch_jobs_job_id", "job_id"),)
+    __table_args__: Any = (Index("batch_jobs_job_id", "job_id"),)
 
     batch_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)

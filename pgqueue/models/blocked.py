@@ -1,5 +1,7 @@
 """What waits for the end of other jobs."""
 
+from typing import Any
+
 from sqlalchemy import BigInteger, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -15,7 +17,7 @@ class Blocked(Base):
     """
 
     __tablename__ = "blocked"
-    __table_args__ = (Index("blocked_waits_for", "waits_for", "node_id"),)
+    __table_args__: Any = (Index("blocked_waits_for", "waits_for", "node_id"),)
 
     node_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     waits_for: Mapped[int] = mapped_column(BigInteger)
@@ -27,7 +29,7 @@ class Dependency(Base):
     the batch for which it waits."""
 
     __tablename__ = "dependencies"
-    __table_args__ = (Index("dependencies_after_id", "after_id"),)
+    __table_args__: Any = (Index("dependencies_after_id", "after_id"),)
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     after_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)

@@ -1,6 +1,7 @@
 """The jobs that have ended without success."""
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import BigInteger, CheckConstraint, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
@@ -16,7 +17,7 @@ class DeadLetter(Base):
     """
 
     __tablename__ = "dead_letters"
-    __table_args__ = (
+    __table_args__: Any = (
         CheckConstraint("outcome IN ('failed', 'cancelled')", name="dead_letters_outcome"),
         Index("dead_letters_by_outcome", "outcome", "job_id"),
         Index("dead_letters_by_task", "task", "job_id"),

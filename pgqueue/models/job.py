@@ -30,7 +30,7 @@ class Job(Base):
 
     __tablename__ = "jobs"
     # What the database chooses is read by the statement that inserts the message.
-    __mapper_args__ = {"eager_defaults": False}
+    __mapper_args__: Any = {"eager_defaults": False}
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     queue: Mapped[str] = mapped_column(server_default=DEFAULT_QUEUE)
@@ -101,7 +101,7 @@ class Job(Base):
     Not a column: False for a job that was loaded by a query.
     """
 
-    __table_args__ = (
+    __table_args__: Any = (
         CheckConstraint("(outcome IS NULL) = (finished_at IS NULL)", name="jobs_finished_at"),
         Index(
             "jobs_held_unique_key",

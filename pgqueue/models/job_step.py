@@ -33,7 +33,7 @@ class JobStep(Base):
     """
 
     __tablename__ = "job_steps"
-    __table_args__ = (
+    __table_args__: Any = (
         CheckConstraint(f"kind IN {tuple(map(str, StepKind))}", name="job_steps_kind"),
         Index(
             "job_steps_signal",

@@ -1,6 +1,7 @@
 """The leases of running attempts."""
 
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import BigInteger, CheckConstraint, SmallInteger, text
@@ -17,7 +18,7 @@ class Lease(Base):
     """
 
     __tablename__ = "leases"
-    __table_args__ = (
+    __table_args__: Any = (
         CheckConstraint("attempt BETWEEN 1 AND 32000", name="leases_attempt"),
         CheckConstraint("crashes BETWEEN 0 AND 32000", name="leases_crashes"),
     )

@@ -1,6 +1,7 @@
 """The token buckets of rates."""
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Index
 from sqlalchemy.orm import Mapped, mapped_column
@@ -17,7 +18,7 @@ class LimitBucket(Base):
     """
 
     __tablename__ = "limit_buckets"
-    __table_args__ = (Index("limit_buckets_full_at", "full_at"),)
+    __table_args__: Any = (Index("limit_buckets_full_at", "full_at"),)
 
     limit_key: Mapped[str] = mapped_column(primary_key=True)
 

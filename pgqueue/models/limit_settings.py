@@ -1,6 +1,7 @@
 """The limits that workers know, and their capacities."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import CheckConstraint, Interval, false, text
 from sqlalchemy.orm import Mapped, mapped_column
@@ -16,7 +17,7 @@ class LimitSettings(Base):
     """
 
     __tablename__ = "limits"
-    __table_args__ = (
+    __table_args__: Any = (
         CheckConstraint("declared >= 0", name="limits_declared"),
         CheckConstraint("capacity >= 0", name="limits_capacity"),
         CheckConstraint("period BETWEEN '1 millisecond' AND '366 days'", name="limits_period"),

@@ -19,7 +19,7 @@ class OperatorAction(Base):
     """
 
     __tablename__ = "operator_actions"
-    __table_args__ = (
+    __table_args__: Any = (
         Index(
             "operator_actions_unfinished",
             "id",

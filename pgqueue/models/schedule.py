@@ -57,7 +57,7 @@ class Schedule(Base):
     application: Mapped[str] = mapped_column(server_default=text("''"))
     """The application whose workers write and pause the schedule; empty for one without a name."""
 
-    __table_args__ = (
+    __table_args__: Any = (
         CheckConstraint("(cron IS NULL) <> (every IS NULL)", name="schedules_rule"),
         CheckConstraint("every BETWEEN '1 second' AND '36525 days'", name="schedules_every"),
         CheckConstraint("days IN ('or', 'and')", name="schedules_days"),

@@ -1,5 +1,7 @@
 """The version of the tables."""
 
+from typing import Any
+
 from sqlalchemy import CheckConstraint, Integer, text
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -10,7 +12,7 @@ class SchemaVersion(Base):
     """The one row with the revision of the tables, whichever migration history wrote it."""
 
     __tablename__ = "schema_version"
-    __table_args__ = (CheckConstraint("only_row", name="schema_version_only_row"),)
+    __table_args__: Any = (CheckConstraint("only_row", name="schema_version_only_row"),)
 
     only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
     version: Mapped[int] = mapped_column(Integer)

@@ -14,7 +14,7 @@ class Signal(Base):
     """A fact that jobs wait for.  It is not used up: any number of jobs may receive it."""
 
     __tablename__ = "signals"
-    __table_args__ = (
+    __table_args__: Any = (
         Index("signals_name_key", "name", "key", "id"),
         Index("signals_undelivered", "id", postgresql_where=text("NOT delivered")),
     )

@@ -128,9 +128,9 @@ class Task(Generic[P, R]):
     def __init__(self, function: Callable[..., R], options: Options, owner: Owner) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.name = options.task
+        self.name: str = options.task
         self.injection: Injection = injection_of(function, task_name=self.name)
-        self.payload = Payload(
+        self.payload: Payload = Payload(
             function,
             task_name=self.name,
             injected=len(self.injection.parameters),
@@ -138,12 +138,12 @@ class Task(Generic[P, R]):
             renamed=options.renamed,
             encoders=owner.encoders,
         )
-        self.in_process = options.executor == "process"
+        self.in_process: bool = options.executor == "process"
         """Whether handlers of this task run in child processes."""
         if self.in_process:
             self.injection.refuse_process(self.name)
         self.owner = owner
-        self.is_async = self.injection.is_async
+        self.is_async: bool = self.injection.is_async
         hints = self.injection.hints
         annotated = [name for name in self.payload.names if is_secret(hints.get(name))]
         # A secret stays secret under each of its names: older jobs have it under an old one.
@@ -646,7 +646,9 @@ class Task(Generic[P, R]):
         self.asks_before_start = options.expires_in is not None or options.frees_key_at_start
         self._arguments = Arguments(self.payload, options)
         names = self.payload.names
-        self.own_limits = limits_of_task(options.limit, options.fair_by, self.name, names)
+        self.own_limits: tuple[Limit, ...] = limits_of_task(
+            options.limit, options.fair_by, self.name, names
+        )
         self._limits = LimitKeys(
             self._limits_in(options.queue),
             secret=options.secret_args,
