@@ -204,24 +204,39 @@ class TestMadeArguments:
 
 
 class TestAtOnce:
-    def test_the_first_tick_is_when_the_code_is_written_first(self, engine: Engine) -> None:
-        def deploy(cron: str) -> list[datetime]:
-            """Start an application with this rule; returns the last tick that was fired."""
-            queue = PgQueue(engine)
-            queue.schedule(cron, at_once=True)(queue.task(name="t")(lambda: None))
-            with queue.engine.begin() as connection:
-                queue.schedules.synchronise(connection)
-            fire(queue)
-            with queue.session() as session:
-                return [tick for tick in session.scalars(select(Schedule.last_tick_at)) if tick]
+    def deploy(self, engine: Engine, cron: str, *, at_once: bool = True) -> list[datetime]:
+        """Start an application with this rule; returns the last tick that was fired."""
+        queue = PgQueue(engine)
+        queue.schedule(cron, at_once=at_once)(queue.task(name="t")(lambda: None))
+        with queue.session() as session:
+            [view] = queue.views.schedules(session)
+        with queue.engine.begin() as connection:
+            queue.schedules.synchronise(connection)
+        fire(queue)
+        with queue.session() as session:
+            ticks = [tick for tick in session.scalars(select(Schedule.last_tick_at)) if tick]
+        if ticks and not view.is_written:  # it was shown as it came
+            assert view.state.next_at is not None
+            assert view.state.next_at <= ticks[0]
+        return ticks
 
+    def test_the_first_tick_is_when_the_code_is_written_first(self, engine: Engine) -> None:
         began = datetime.now(UTC)
-        [first] = deploy("0 0 1 1 *")
+        [first] = self.deploy(engine, "0 0 1 1 *")
 
         assert abs(first - began) < timedelta(minutes=5)
-        assert deploy("0 0 1 1 *") == deploy("0 0 2 1 *") == [first]
-        with Session(engine) as session:
-            assert len(session.scalars(select(Job)).all()) == 1
+        assert self.deploy(engine, "0 0 1 1 *") == self.deploy(engine, "0 0 2 1 *") == [first]
+        assert len(jobs(PgQueue(engine))) == 1
+
+    def test_a_row_that_is_there_is_left_alone(self, engine: Engine) -> None:
+        assert self.deploy(engine, "@yearly", at_once=False) == []
+        queue = PgQueue(engine)
+        with queue.session() as session, session.begin():
+            queue.schedules.change(session, "t", every=DAY)
+
+        assert self.deploy(engine, "@yearly") == []
+        with queue.session() as session:
+            assert session.scalars(select(Schedule.every)).one() == DAY
 
     def test_of_the_table_too(self, queue: PgQueue) -> None:
         task = queue.task(name="t")(lambda: None)
