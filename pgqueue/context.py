@@ -105,7 +105,7 @@ class ReadOnlyMeta(dict[str, Any]):
         )
 
     __setitem__ = __delitem__ = __ior__ = _refuse
-    update = setdefault = pop = clear = _refuse
+    update = setdefault = pop = popitem = clear = _refuse
 
     def __reduce__(self) -> Any:
         return ReadOnlyMeta, (dict(self),)

@@ -39,6 +39,7 @@ def result_of(queue: PgQueue, job_id: int) -> Any:
         lambda meta: meta.update(a=2),
         lambda meta: meta.setdefault("b", 2),
         lambda meta: meta.pop("a"),
+        lambda meta: meta.popitem(),
         lambda meta: meta.clear(),
         lambda meta: meta.__ior__({"a": 2}),
     ],
