@@ -39,13 +39,18 @@ def in_savepoint(connection: Connection) -> Iterator[Connection]:
         yield connection
 
 
+def in_autocommit(connection: Connection) -> bool:
+    """Whether each statement commits alone."""
+    # All drivers have this attribute; asking SQLAlchemy could cost a round trip.
+    return getattr(connection.connection.dbapi_connection, "autocommit", False)
+
+
 ONE_STATEMENT = "enqueue(...) or delay(...), which are one statement each"
 
 
 def refuse_autocommit(connection: Connection, where: str, *, instead: str = ONE_STATEMENT) -> None:
     """Refuse autocommit for statements that need a common transaction."""
-    # All drivers have this attribute; asking SQLAlchemy could cost a round trip.
-    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+    if in_autocommit(connection):
         raise NoTransaction(
             f"{where}: the connection is in AUTOCOMMIT, where each statement commits alone, and "
             "this takes several; use a session whose engine has another isolation level, or "

@@ -36,15 +36,15 @@ class Uncommitted:
 
 
 def note_enqueued(
-    target: Session | Connection, task: str, job_ids: Sequence[int], *, is_new: bool
+    target: Session | Connection, task: str, job_ids: Sequence[int], *, may_be_lost: bool
 ) -> None:
     """Note jobs that an enqueue has created, or that hold its unique key, for the batch that
-    collects them; and that the transaction of a Session has enqueued something new."""
+    collects them; and that the end of a Session's transaction decides about something new."""
     if isinstance(target, Connection):
         return
     if (collecting := collecting_of(target)) is not None:
         collecting.job_ids.extend(job_ids)
-    if is_new:
+    if may_be_lost:
         note_uncommitted(target, task, job_ids[0] if len(job_ids) == 1 else None)
 
 

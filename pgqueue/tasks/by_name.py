@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from pgqueue.database.autocommit import in_autocommit
 from pgqueue.database.callers import caller, joined, may_notify, translated_errors
 from pgqueue.database.collecting import Collecting, collecting_of
 from pgqueue.database.sqlstates import sqlstate_of
@@ -70,7 +71,7 @@ def enqueue_by_name(
     values["tags"] = json.dumps(checked.tags) if checked.tags else None
     values["notify"] = notify and may_notify(connection)
     # An error of the function leaves the caller's transaction usable.
-    is_alone = getattr(connection.connection.dbapi_connection, "autocommit", False)
+    is_alone = in_autocommit(connection)
     try:
         with translated_errors(), nullcontext() if is_alone else connection.begin_nested():
             job_id = DeclaredTasks(connection).enqueue(values)
@@ -78,7 +79,7 @@ def enqueue_by_name(
         if (kind := ERRORS.get(sqlstate_of(error) or "")) is None:
             raise
         raise kind(str(error.orig).splitlines()[0]) from error
-    note_enqueued(target, task, [job_id], is_new=True)
+    note_enqueued(target, task, [job_id], may_be_lost=not is_alone)
     return job_id
 
 

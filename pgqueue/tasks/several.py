@@ -58,7 +58,7 @@ def enqueue_all(session: Any, jobs: Iterable[Job]) -> list[int]:
                 _check_holder(jobs[index], each.id)
     ids = [found[index].id for index in range(len(rows))]
     task = rows[0].task if rows else ""
-    note_enqueued(target, task, ids, is_new=any(each.is_new for each in found.values()))
+    note_enqueued(target, task, ids, may_be_lost=any(each.is_new for each in found.values()))
     return ids
 
 

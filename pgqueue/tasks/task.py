@@ -18,7 +18,7 @@ from sqlalchemy.util import greenlet_spawn
 from pgqueue.arguments import Encoder, Payload
 from pgqueue.context import Around, JobContext, ReadOnlyMeta
 from pgqueue.database import async_sessions
-from pgqueue.database.autocommit import refuse_autocommit
+from pgqueue.database.autocommit import in_autocommit, refuse_autocommit
 from pgqueue.database.callers import (
     Caller,
     caller,
@@ -285,7 +285,8 @@ class Task(Generic[P, R]):
             return job
 
         job = until_placed(place, new.task, new.queue, encoded.unique_key)
-        note_enqueued(target, self.name, [job.id], is_new=job.is_new)
+        may_be_lost = job.is_new and not in_autocommit(connection)
+        note_enqueued(target, self.name, [job.id], may_be_lost=may_be_lost)
         return job
 
     async def enqueue_async(
@@ -365,7 +366,7 @@ class Task(Generic[P, R]):
                     job_ids = _enqueue_unique(
                         connection, new, encoded_rows, encoded.per_statement, self._options
                     )
-        note_enqueued(target, self.name, job_ids, is_new=bool(job_ids))
+        note_enqueued(target, self.name, job_ids, may_be_lost=bool(job_ids))
         return job_ids
 
     async def enqueue_many_async(

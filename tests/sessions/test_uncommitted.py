@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from pgqueue import PgQueue
+from pgqueue import Job, PgQueue
 
 queue = PgQueue()
 
@@ -131,6 +131,22 @@ def test_nothing_is_said_of_a_session_in_the_transaction_of_a_connection(
     with engine.begin() as connection, Session(connection) as session:
         send.enqueue(session, 1)
 
+    assert caplog.text == ""
+
+
+def by_name(session: Session) -> int:
+    return queue.enqueue_by_name(session, "mail.send", {"number": 1}, queue="mail")
+
+
+@pytest.mark.parametrize("enqueue", [lambda session: send.enqueue(session, 1), by_name])
+def test_nothing_is_said_of_a_session_in_autocommit_whose_jobs_are_stored(
+    engine: Engine, caplog: pytest.LogCaptureFixture, enqueue: Callable[[Session], Any]
+) -> None:
+    with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
+        enqueue(session)
+
+    with Session(engine) as session:
+        assert session.query(Job).count() == 1
     assert caplog.text == ""
 
 
