@@ -191,7 +191,9 @@ def _application_code(what: str) -> Iterator[None]:
     except click.ClickException:
         raise
     except (Exception, SystemExit) as error:  # an application may raise anything
-        where = traceback.extract_tb(error.__traceback__)[-1]
+        # Of frozen modules, such as that of os.environ, nobody has the file.
+        frames = traceback.extract_tb(error.__traceback__)
+        where = next(each for each in reversed(frames) if not each.filename.startswith("<frozen "))
         at = f"{where.filename}:{where.lineno}"
         if isinstance(error, SyntaxError) and error.filename:
             at = f"{error.filename}:{error.lineno}"

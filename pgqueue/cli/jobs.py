@@ -53,7 +53,8 @@ class ListFirst(click.Group):
 def jobs() -> None:
     """List jobs, or show one with its errors.
 
-    Without a command, lists jobs; with an id, shows that job.
+    Without a command, lists jobs; with an id, shows that job. To change one: `pgqueue requeue ID`,
+    `pgqueue cancel ID` and others, without `jobs`.
 
     \b
     Example:  pgqueue --app shop.jobs:queue jobs --status failed --task mail.welcome

@@ -36,8 +36,9 @@ def verify(connection: Connection) -> None:
     if damage := found.damage():
         raise damage
     if found.version is None or found.oldest_code is None:
+        database = connection.scalar(select(pg.current_database()))
         raise SchemaMissing(
-            f"There are no pgqueue tables in schema {SCHEMA} of this database. "
+            f"There are no pgqueue tables in schema {SCHEMA} of the database {database}. "
             f"Run `{_UPGRADE_COMMAND}`, in a Flask application `flask pgqueue upgrade`. Or write a "
             "revision in your application's own Alembic history with `pgqueue revision`, which "
             f"calls `pgqueue.schema.upgrade(to={SCHEMA_VERSION})`, and run it."

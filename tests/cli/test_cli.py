@@ -225,6 +225,13 @@ class TestApp:
         assert_one_line(named, "pyproject.toml", words)
         assert by_url.returncode == 0
 
+    def test_an_app_that_fails_at_import_is_named_by_its_own_line(self, shop: Path) -> None:
+        (shop / "unset.py").write_text('import os\n\nos.environ["NO_SUCH_VARIABLE"]\n')
+
+        ended = pgqueue(shop, "--app", "unset:queue", "status")
+
+        assert_one_line(ended, "KeyError: 'NO_SUCH_VARIABLE'", f"(in {shop / 'unset.py'}:3; ")
+
     def test_an_unbound_app_takes_the_database_of_the_variable(
         self, shop: Path, database_url: str
     ) -> None:

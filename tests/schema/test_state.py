@@ -23,6 +23,8 @@ def test_missing_tables_name_both_ways_to_create_them(empty_connection: Connecti
     with pytest.raises(SchemaMissing) as refusal:
         verify(empty_connection)
 
+    database = empty_connection.scalar(text("SELECT current_database()"))
+    assert f"in schema pgqueue of the database {database}. Run" in str(refusal.value)
     assert "`pgqueue --app module:queue upgrade`" in str(refusal.value)
     assert "`flask pgqueue upgrade`" in str(refusal.value)
     assert "`pgqueue revision`" in str(refusal.value)
