@@ -529,7 +529,7 @@ def declaration(
     overlap: Any,
     options: Mapping[str, Any],
     *,
-    at_once: Any = False,
+    at_once: Any,
 ) -> Declaration:
     """Return a schedule of a task, checked; raises OptionError and what the arguments raise."""
     where = f"schedule {name}: "

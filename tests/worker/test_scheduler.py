@@ -148,5 +148,14 @@ def test_a_locked_table_of_schedules_stops_no_job_no_cancel_and_declares_no_work
         connection.exec_driver_sql("ROLLBACK")
 
     rig.until(lambda: ticks(rig, "mine"), what="a tick")
+    with rig.raw() as connection:
+        connection.exec_driver_sql("BEGIN; LOCK TABLE pgqueue.schedules")  # now it runs
+        with rig.session() as session, session.begin():
+            job = worker_tasks.quick.enqueue(session).id
+        rig.until_ended(job)
+        connection.exec_driver_sql("ROLLBACK")
+    seen = len(ticks(rig, "mine"))
+
+    rig.until(lambda: len(ticks(rig, "mine")) > seen, what="ticks go on")
 
     assert rig.declared_dead() == 0
